@@ -22,8 +22,10 @@ from poprun_py.launching.job_cores import leases_place, share_of_plan
 from poprun_py.launching.launch_planning import without_lost_hosts
 from poprun_py.launching.run_record import AttemptRecord, RunRecord
 from poprun_py.machines.lease_messages import refusal_text, sharing_text
+from poprun_py.machines.lease_sharing import SHARES_WITH_ALL
 from poprun_py.machines.remote_leases import parse_other_jobs
 from poprun_py.planning.binding_check import check_binding
+from poprun_py.planning.core_sharing import has_advice, sharing_rule
 from poprun_py.planning.instance_variables import attempt_variables
 from poprun_py.planning.job_partition import PARTITION, HeldPartition
 from poprun_py.planning.launch_plan import LaunchPlan
@@ -320,7 +322,7 @@ def _leases(planned: LaunchPlan, attempt: AttemptRecord) -> dict[int, dict[str, 
     """Return the requests to lease cores of other hosts, keyed by each host's first instance."""
     if leases_place() is None:
         return {}
-    topology = planned.topology
+    config, topology = planned.config, planned.topology
     found = {}
     for index, host in enumerate(topology.hosts):
         share = share_of_plan(planned, index)
@@ -332,7 +334,8 @@ def _leases(planned: LaunchPlan, attempt: AttemptRecord) -> dict[int, dict[str, 
                 "run_id": attempt.run_id,
                 # Another job may lease these cores between a failure and the restart. The restarted
                 # job then shares the cores with the other job.
-                "may_share": planned.config.share_cores or attempt.restart_count > 0,
+                "sharing": SHARES_WITH_ALL if attempt.restart_count else sharing_rule(config),
+                "is_shareable": share.is_shareable,
                 "within": planned.environ.get(RUN_ID, ""),
             }
     return found
@@ -344,6 +347,10 @@ def _refusal_of(planned: LaunchPlan, warn: Log, index: int, answer: dict[str, An
     if problem := answer.get("problem"):
         warn(f"no cores of host {host} are kept from other jobs: {problem}")
     if shared := answer.get("shared_with"):
-        warn(sharing_text(f"cores of host {host}", parse_other_jobs(shared, "").leases))
-    others = answer.get("other_jobs")
-    return refusal_text(host, parse_other_jobs(others, "")) if others else ""
+        leases, advice = parse_other_jobs(shared, "").leases, has_advice(planned.config)
+        if leases:
+            warn(sharing_text(leases, host=host, has_advice=advice))
+    if not (others := answer.get("other_jobs")):
+        return ""
+    leases, queue = parse_other_jobs(others, "")
+    return refusal_text(leases, queue, host=host)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -23,10 +24,8 @@ from poprun_py.errors import UsageError
 from poprun_py.launching.wait_for_resources import BusyError, Wait
 from poprun_py.machines.lease_files import LeaseFolder, problem_text
 from poprun_py.machines.lease_messages import (
-    ADVICE,
     job_text,
     leases_text,
-    queue_text,
     refusal_text,
     sharing_text,
 )
@@ -42,6 +41,13 @@ from poprun_py.machines.leases import (
 from poprun_py.machines.machine import Machine
 from poprun_py.machines.remote_leases import OtherJobs
 from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.planning.core_sharing import (
+    ChosenShare,
+    OtherLeases,
+    choose_share,
+    has_advice,
+    sharing_rule,
+)
 from poprun_py.planning.cpu_placement import (
     HostShare,
     Placement,
@@ -110,7 +116,8 @@ def lease_beside_others(
     maps the name of each other host to the jobs that hold or await its cores.
 
     Returns:
-        The job's machines, in which the CPUs of other jobs are marked as held, and the lease.
+        The job's machines and the lease. In the machines, the CPUs of other jobs are marked as
+        held, or as shared with these jobs.
 
     Raises:
         StartError: Other jobs hold too many cores, and this job may not wait any longer.
@@ -132,7 +139,7 @@ def lease_beside_others(
         share_beside = partial(share_beside_jobs, config, topology, left)
         share, lease = CoreRequest(config, whole, share_beside, console, wait, held).lease()
         is_recent = time.monotonic() - asked < _POLL_HOSTS_SECONDS
-        if is_recent or config.share_cores or not alone.spans_hosts:
+        if is_recent or sharing_rule(config).with_all or not alone.spans_hosts:
             return share.machines, lease
         # While this job waited for cores of this machine, another job may have leased cores of the
         # other hosts.
@@ -146,7 +153,9 @@ def lease_beside_others(
 def share_of_plan(planned: LaunchPlan, index: int | None = None) -> HostShare:
     """Return the CPUs and NUMA nodes of a host that a plan uses; without index, of this machine."""
     placements = tuple(each.placement for each in planned.instances)
-    return share_of_placements(planned.topology, planned.machines, placements, index)
+    return share_of_placements(
+        planned.config, planned.topology, planned.machines, placements, index
+    )
 
 
 # --- leasing cores of this machine ----------------------------------------------------------------
@@ -189,7 +198,7 @@ class CoreRequest:
             return self.whole, Lease()
         try:
             with contextlib.closing(LeaseFolder(path)) as folder, contextlib.closing(self):
-                table, share, lease = self.wait.until(partial(self._take, folder))
+                table, chosen, lease = self.wait.until(partial(self._take, folder))
         except OSError as error:
             self._warn_of_no_leases(problem_text(error, path))
             return self.whole, Lease()
@@ -198,16 +207,19 @@ class CoreRequest:
         # the mutex of the lease folder was released.
         if self.problem:
             self._warn_of_no_leases(self.problem)
-        if table.held_cpus:
-            self._say_what_others_hold(table, share)
-        return share, lease
+        if chosen.shared_with:
+            cpus, advice = chosen.share.cpus, has_advice(self.config)
+            self.console.warn(sharing_text(chosen.shared_with, cpus, has_advice=advice))
+        elif table.held_cpus:
+            self._say_what_others_hold(table, chosen.share)
+        return chosen.share, lease
 
     def close(self) -> None:
         """Leave the queue for cores."""
         if self.place is not None:
             self.place.close()
 
-    def _take(self, folder: LeaseFolder) -> tuple[LeaseTable, HostShare, Lease]:
+    def _take(self, folder: LeaseFolder) -> tuple[LeaseTable, ChosenShare, Lease]:
         """Lease the job's cores; return the table of other jobs' leases, the cores and the lease.
 
         Raises:
@@ -215,53 +227,61 @@ class CoreRequest:
                 this job may wait, it has joined the queue.
         """
         try:
-            table, share, lease = decide_on_table(folder, partial(self._decide, folder))
+            table, chosen, lease = decide_on_table(folder, partial(self._decide, folder))
         except TimeoutError:
             if not self.config.wait_for_resources:
                 raise
             problem = f"{folder.path}: another process keeps its mutex locked"
             advice = "end that process, or name another folder"
             raise BusyError(f"{problem}; {advice}", f"for {problem}", _POLL_SECONDS) from None
-        if share is None:
+        if chosen is None:
             raise self._busy(table)
-        return table, share, lease
+        return table, chosen, lease
 
     def _decide(
         self, folder: LeaseFolder, table: LeaseTable
-    ) -> tuple[LeaseTable, HostShare | None, Lease]:
-        """Lease free cores. If too few are free, share the planned cores, or join the queue.
+    ) -> tuple[LeaseTable, ChosenShare | None, Lease]:
+        """Lease free cores. If too few are free, share cores with other jobs, or join the queue.
 
         If the job does not get cores, the returned share of cores is None.
         """
         job = this_job(short_name(self.config.program))
-        share = None if table.ahead_of(self.place) else self.share_beside(table.held_cpus)
-        is_shared = share is None and self.config.share_cores
-        if is_shared:
-            share = self.whole
-        if share is None:
+        others = OtherLeases(
+            table.leases,
+            is_last=bool(table.ahead_of(self.place)),
+            queued_since=math.inf if self.place is None else self.place.record.since,
+        )
+        chosen = choose_share(self.whole, self.share_beside, others, sharing_rule(self.config))
+        if chosen is None:
             if self.place is None and not self.wait.is_over:
                 # If joining the queue for cores fails, this job waits behind all jobs in the queue.
                 with contextlib.suppress(OSError):
                     self.place = table.join_queue(job)
             return table, None, Lease()
         try:
-            cpus, nodes = tuple(share.cpus), tuple(share.numa_nodes)
-            return table, share, table.take(job, cpus, nodes, is_shared=is_shared)
+            share = chosen.share
+            lease = table.take(
+                job,
+                tuple(share.cpus),
+                tuple(share.numa_nodes),
+                is_shared=chosen.is_shared,
+                is_shareable=share.is_shareable,
+            )
         except OSError as error:
-            self.problem = problem_text(error, folder.path)
-            return table, share, Lease()
+            self.problem, lease = problem_text(error, folder.path), Lease()
+        return table, chosen, lease
 
     def _busy(self, table: LeaseTable) -> BusyError:
         """Return an error that names the jobs that hold or await CPUs of this machine."""
         ahead, holders = table.ahead_of(self.place), leases_text(table.leases)
-        reasons = [holders] if holders else []
-        if ahead:
-            reasons.append(queue_text(ahead))
-        reason = "; ".join(reasons) or "no other job holds CPUs now"
         place = len(ahead) + 1
         return BusyError(
-            "too few CPUs of this machine are free for this job, which takes "
-            f"{numbered('CPU', self.whole.cpus)} when it is alone: {reason}; {ADVICE}",
+            refusal_text(
+                table.leases,
+                ahead,
+                free=os.sched_getaffinity(0).difference(table.held_cpus),
+                has_waited=self.config.wait_for_resources is not None,
+            ),
             f"for CPUs at place {place} of {max(len(table.ahead_of(None)), place)}: "
             f"{holders or _FIRST_IN_QUEUE}",
             min(_POLL_SECONDS * place, _MOST_POLL_SECONDS),
@@ -269,9 +289,6 @@ class CoreRequest:
 
     def _say_what_others_hold(self, table: LeaseTable, share: HostShare) -> None:
         """Tell the user which cores other jobs hold; only log this if the placement is the same."""
-        if not share.cpus.isdisjoint(table.held_cpus):
-            self.console.warn(sharing_text("cores", table.leases))
-            return
         is_moved = share.placements != self.whole.placements
         report = self.console.tell if is_moved else self.console.log
         report(
@@ -349,25 +366,28 @@ def left_by_others(planned: LaunchPlan, other_jobs: Mapping[str, OtherJobs]) -> 
     Raises:
         BusyError: Other jobs leave too few cores of a host free, and this job may not share cores.
     """
-    machines, shared = planned.machines, set[int]()
+    config, machines, shared = planned.config, planned.machines, set[int]()
+    rule = sharing_rule(config)
     placements: tuple[Placement, ...] = ()
     for index, host in enumerate(planned.topology.hosts):
         found = other_jobs.get(host.name)
         if found is None or machines[index] is None:
             continue
-        share = None
-        if not found.queue:
-            held = found.held_cpus
-            share = share_beside_jobs(planned.config, planned.topology, machines, held, index)
-        if share is not None:
-            machines, placements = share.machines, share.placements
-        elif planned.config.share_cores:
-            shared.add(index)
-        else:
+        share_beside = partial(share_beside_jobs, config, planned.topology, machines, index=index)
+        whole = share_of_plan(planned, index)._replace(machines=machines)
+        others = OtherLeases(found.leases, is_last=bool(found.queue))
+        chosen = choose_share(whole, share_beside, others, rule)
+        if chosen is None:
             holders = leases_text(found.leases) or _FIRST_IN_QUEUE
+            has_waited = config.wait_for_resources is not None
             raise BusyError(
-                refusal_text(host.name, found),
+                refusal_text(found.leases, found.queue, host=host.name, has_waited=has_waited),
                 f"for CPUs of host {host.name}: {holders}",
                 _POLL_HOSTS_SECONDS,
             )
+        machines = chosen.share.machines
+        if chosen.shared_with:
+            shared.add(index)
+        else:
+            placements = chosen.share.placements
     return _Left(machines, placements, frozenset(shared))

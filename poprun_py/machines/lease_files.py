@@ -73,7 +73,9 @@ class LeaseRecord(NamedTuple):
 
     ``user`` is the owner of the lease file: a user id, or a user name if the record comes from
     another host. ``since`` is the time at which the lease was taken, in seconds since the epoch.
-    ``is_shared`` is True if other jobs already held some of the CPUs when the lease was taken.
+    ``is_shared`` is True if other jobs already held or awaited some of the CPUs when the lease was
+    taken. ``is_shareable`` is True if the job leaves its CPUs to other jobs: the job has more
+    instances than CPUs, does not bind its instances to CPUs, or is suspended (``Ctrl-Z``).
     """
 
     name: str
@@ -83,6 +85,7 @@ class LeaseRecord(NamedTuple):
     numa_nodes: tuple[int, ...]
     since: float
     is_shared: bool = False
+    is_shareable: bool = False
 
 
 class QueueRecord(NamedTuple):
@@ -116,8 +119,12 @@ def record_text(record: Record) -> str:
     if isinstance(record, QueueRecord):
         data |= {"number": record.number, "outer": record.outer}
     else:
-        nodes = record.numa_nodes
-        data |= {"cpus": record.cpus, "numa_nodes": nodes, "shared": record.is_shared}
+        data |= {
+            "cpus": record.cpus,
+            "numa_nodes": record.numa_nodes,
+            "shared": record.is_shared,
+            "shareable": record.is_shareable,
+        }
     return json.dumps(data) + "\n"
 
 
@@ -136,8 +143,9 @@ def parse_record(name: str, user: str, text: bytes) -> Record | None:
         since = _seconds(data["since"])
         if name.startswith(LEASE_PREFIX):
             cpus, nodes = _indices(data["cpus"]), _indices(data["numa_nodes"])
-            is_shared = data["shared"] is True
-            return LeaseRecord(name, user, job, cpus, nodes, since, is_shared) if cpus else None
+            # Older versions of poprun-py do not write "shareable".
+            flags = (data["shared"] is True, data.get("shareable") is True)
+            return LeaseRecord(name, user, job, cpus, nodes, since, *flags) if cpus else None
         if name.startswith(QUEUE_PREFIX):
             outer = printable_name(data["outer"])
             return QueueRecord(name, user, job, _whole(data["number"]), since, outer)

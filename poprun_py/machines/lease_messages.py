@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from poprun_py.display.formatting import numbered, ranges_text
 from poprun_py.display.tables import aligned_rows
 from poprun_py.machines.lease_files import LeaseRecord, QueueRecord, Record
+from poprun_py.machines.lease_sharing import cpus_of
 from poprun_py.machines.leases import user_name
-from poprun_py.machines.remote_leases import OtherJobs
-
-ADVICE = (
-    "take fewer with --cores-per-instance, wait with --wait-for-resources, or share them with "
-    "--share-cores yes"
-)
 
 _MAX_LISTED = 4
+# The most characters of an error text about cores: with "poprun-py: error: ", a line has 160.
+_MAX_REFUSAL = 142
+# Longer names of runs and programs, and longer lists of CPUs, are cut in warnings and errors.
+_MAX_NAME, _MAX_CPUS = 24, 20
 _DAY_SECONDS = 86_400
 _COLUMNS = ("job", "user", "pid", "program", "CPUs", "NUMA nodes", "since")
 
@@ -39,23 +39,86 @@ def leases_text(leases: Sequence[LeaseRecord]) -> str:
     return ", ".join(jobs) + (f", and {more} more (--print-leases)" if more > 0 else "")
 
 
-def queue_text(queue: Sequence[QueueRecord]) -> str:
-    """Return a text about the jobs in front of this job; ``queue`` must not be empty."""
-    more = f" with {len(queue) - 1} more" if len(queue) > 1 else ""
-    return f"{job_text(queue[0])} waits for CPUs{more} in front of this job"
+def sharing_text(
+    leases: Sequence[LeaseRecord],
+    cpus: Collection[int] | None = None,
+    *,
+    host: str = "",
+    has_advice: bool = False,
+) -> str:
+    """Return the warning of a job that shares CPUs with the jobs of ``leases``.
+
+    Args:
+        leases: The leases that name CPUs of the job; at least one.
+        cpus: The CPUs of the job; None if ``leases`` is all that is known.
+        host: The host of the CPUs; empty for this machine.
+        has_advice: Whether the warning names the options with which the job does not share CPUs.
+    """
+    held = cpus_of(leases)
+    shared = held if cpus is None else held.intersection(cpus)
+    advice = "; --share-cores no refuses, --wait-for-resources waits" if has_advice else ""
+    return f"sharing {_cpus_text(shared, host)} with {_first_of(leases)}{advice}"
 
 
-def sharing_text(cores: str, leases: Sequence[LeaseRecord]) -> str:
-    """Return the warning about shared cores; ``cores`` is a text such as ``cores of host n``."""
-    return f"{cores} are shared with other jobs, which slows all of them: {leases_text(leases)}"
+def refusal_text(
+    leases: Sequence[LeaseRecord],
+    queue: Sequence[QueueRecord],
+    *,
+    host: str = "",
+    free: Collection[int] = (),
+    has_waited: bool = False,
+) -> str:
+    """Return the error text of a job that gets no CPUs, with the remedy first.
+
+    Args:
+        leases: The leases of the other jobs.
+        queue: The jobs that are ahead of the job in the queue for CPUs.
+        host: The host of the CPUs; empty for this machine.
+        free: The CPUs that no job holds, if they are known.
+        has_waited: Whether the job has waited for CPUs as long as it may.
+    """
+    waits = "" if has_waited else ", --wait-for-resources waits"
+    text = f"--share-cores yes shares{waits}: "
+    more = len(queue or leases) - 1
+    if queue:
+        of_host = f" of host {_cut(host)}" if host else ""
+        text += f"{_holder_text(queue[0])} waits for CPUs{of_host} before this job"
+    elif leases:
+        text += f"{_holder_text(leases[0])} holds {_cpus_text(leases[0].cpus, host)}"
+    else:
+        text += "no other job holds CPUs now"
+    additions = (
+        f"; {_cpus_text(free)} {'is' if len(free) == 1 else 'are'} free" if free else "",
+        f"; {more} more: --print-leases" if more > 0 else "",
+    )
+    for addition in additions:
+        if len(text + addition) <= _MAX_REFUSAL:
+            text += addition
+    return text if len(text) <= _MAX_REFUSAL else f"{text[: _MAX_REFUSAL - 3]}..."
 
 
-def refusal_text(host: str, others: OtherJobs) -> str:
-    """Return the error text for a job whose CPUs on another host are not free."""
-    reasons = [leases_text(others.leases)] if others.leases else []
-    if others.queue:
-        reasons.append(queue_text(others.queue))
-    return f"too few CPUs of host {host} are free: {'; '.join(reasons)}; {ADVICE}"
+def _first_of(jobs: Sequence[Record]) -> str:
+    more = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
+    return f"{_holder_text(jobs[0])}{more}"
+
+
+def _holder_text(record: Record) -> str:
+    """Return a short text such as ``run R (pid 7)``, or ``ann's run R (pid 7)`` of other users."""
+    own = (str(os.geteuid()), user_name(str(os.geteuid())))
+    user = "" if record.user in own else f"{_cut(user_name(record.user))}'s "
+    job = record.job
+    name = f"run {_cut(job.run_id)}" if job.run_id else _cut(job.program or "program")
+    return f"{user}{name} (pid {job.pid})"
+
+
+def _cpus_text(cpus: Collection[int], host: str = "") -> str:
+    of_host = f" of host {_cut(host)}" if host else ""
+    text = numbered("CPU", cpus)
+    return f"{text if len(text) <= _MAX_CPUS else f'{len(cpus)} CPUs'}{of_host}"
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 3]}..."
 
 
 def _clock(since: float) -> str:
@@ -70,7 +133,8 @@ def leases_table(leases: Sequence[LeaseRecord], queue: Sequence[QueueRecord]) ->
     """Return the table that ``--print-leases`` prints, with a row per lease and per waiting job."""
     rows = [_COLUMNS]
     for lease in leases:
-        shared = " (shared)" if lease.is_shared else ""
+        kinds = {"shared": lease.is_shared, "shareable": lease.is_shareable}
+        shared = next((f" ({kind})" for kind, is_so in kinds.items() if is_so), "")
         lists = (ranges_text(lease.cpus) + shared, ranges_text(lease.numa_nodes))
         rows.append((*_row(lease), *lists, _clock(lease.since)))
     for place, waiting in enumerate(queue, 1):
@@ -94,6 +158,7 @@ def leases_json(leases: Sequence[LeaseRecord], queue: Sequence[QueueRecord]) -> 
                 "cpus": list(each.cpus),
                 "numa_nodes": list(each.numa_nodes),
                 "shared": each.is_shared,
+                "shareable": each.is_shareable,
             }
             for each in leases
         ],

@@ -21,6 +21,7 @@ from poprun_py.machines.lease_files import (
     LeaseRecord,
     QueueRecord,
 )
+from poprun_py.machines.lease_sharing import cpus_of
 from poprun_py.process_info import read_stat
 
 FOLDER_VARIABLE = "POPRUN_LEASES"
@@ -132,7 +133,7 @@ class LeaseTable:
         above = _ancestors() if leases else frozenset()
         outer = [each for each in leases if (each.job.pid, each.job.process_start) in above]
         self.outer_leases = tuple(outer)
-        self.leases = tuple(each for each in leases if each not in outer)
+        self.leases = tuple(_without_suspended(each) for each in leases if each not in outer)
         self._outer = outer[-1].name if outer else ""
         queue = (each for each in records if isinstance(each, QueueRecord))
         self.queue = tuple(sorted(queue, key=lambda each: each.sort_key))
@@ -140,7 +141,7 @@ class LeaseTable:
     @property
     def held_cpus(self) -> frozenset[int]:
         """The CPUs that other jobs hold."""
-        return frozenset(cpu for each in self.leases for cpu in each.cpus)
+        return cpus_of(self.leases)
 
     def ahead_of(self, place: QueuePlace | None) -> tuple[QueueRecord, ...]:
         """Return the jobs in front of ``place`` in the queue; all jobs if ``place`` is None.
@@ -161,8 +162,11 @@ class LeaseTable:
         numa_nodes: Sequence[int],
         *,
         is_shared: bool = False,
+        is_shareable: bool = False,
     ) -> Lease:
         """Lease CPUs for this process; the caller must have checked that the CPUs are free.
+
+        ``LeaseRecord`` describes ``is_shared`` and ``is_shareable``.
 
         Raises:
             OvertakenError: Another job leased some of the CPUs after the table of leases was read.
@@ -176,6 +180,7 @@ class LeaseTable:
             numa_nodes=tuple(sorted(numa_nodes)),
             since=time.time(),
             is_shared=is_shared,
+            is_shareable=is_shareable,
         )
         file = self._folder.create(record)
         try:
@@ -267,6 +272,11 @@ def _ancestors() -> frozenset[tuple[int, int]]:
         if stat is not None:
             found.add((parent, stat.start_ticks))
     return frozenset(found)
+
+
+def _without_suspended(lease: LeaseRecord) -> LeaseRecord:
+    """Return a lease, marked as shareable if its job is suspended and so does not compute."""
+    return lease._replace(is_shareable=True) if _is_stopped(lease.job) else lease
 
 
 def _is_stopped(job: JobProcess) -> bool:

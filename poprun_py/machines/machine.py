@@ -60,8 +60,9 @@ class Machine:
 
     ``allowed_cpus`` and ``allowed_memory_nodes`` are the CPUs and NUMA nodes that CPU affinity and
     cpusets allow. ``cpu_quota`` is the limit of CPU time of the control groups, as a number of
-    CPUs; None for no limit. ``held_cpus`` are the CPUs that other jobs have leased. ``cores`` is
-    sorted by NUMA node.
+    CPUs; None for no limit. ``held_cpus`` are the CPUs that other jobs have leased.
+    ``sharing_jobs`` has an entry for each other job with which a job shares CPUs: the CPUs of that
+    other job. ``cores`` is sorted by NUMA node.
     """
 
     cores: tuple[Core, ...]
@@ -70,6 +71,7 @@ class Machine:
     allowed_memory_nodes: frozenset[int]
     cpu_quota: float | None = None
     held_cpus: frozenset[int] = frozenset()
+    sharing_jobs: tuple[frozenset[int], ...] = ()
 
     @property
     def quota_cpus(self) -> int | None:
@@ -106,6 +108,11 @@ class Machine:
             "allowed_memory_nodes": ranges_text(self.allowed_memory_nodes),
             "cpu_quota": self.cpu_quota,
             **({"held_cpus": ranges_text(self.held_cpus)} if self.held_cpus else {}),
+            **(
+                {"sharing_jobs": [ranges_text(cpus) for cpus in self.sharing_jobs]}
+                if self.sharing_jobs
+                else {}
+            ),
         }
 
     @classmethod
@@ -179,6 +186,10 @@ def _from_json(data: dict[str, Any]) -> Machine:
         allowed_memory_nodes=frozenset(_cpus(data["allowed_memory_nodes"], "allowed_memory_nodes")),
         cpu_quota=quota,
         held_cpus=frozenset(_cpus(data.get("held_cpus", ""), "held_cpus")),
+        sharing_jobs=tuple(
+            frozenset(_cpus(cpus, "sharing_jobs"))
+            for cpus in _list(data.get("sharing_jobs", []), "sharing_jobs")
+        ),
     )
 
 

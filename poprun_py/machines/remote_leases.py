@@ -21,6 +21,7 @@ from poprun_py.machines.lease_files import (
     problem_text,
     record_text,
 )
+from poprun_py.machines.lease_sharing import SharingRule, blocking, cpus_of, overlapping
 from poprun_py.machines.leases import (
     Lease,
     LeaseTable,
@@ -41,7 +42,7 @@ class OtherJobs(NamedTuple):
     @property
     def held_cpus(self) -> frozenset[int]:
         """The CPUs of the host that other jobs hold."""
-        return frozenset(cpu for each in self.leases for cpu in each.cpus)
+        return cpus_of(self.leases)
 
 
 def list_for_launcher(environ: Mapping[str, str]) -> list[list[str]]:
@@ -67,8 +68,9 @@ def take_for_launcher(
 
     Args:
         request: A mapping with the ``cpus``, ``numa_nodes``, ``program`` and ``run_id`` of the job.
-            ``may_share`` tells whether the job may take CPUs that other jobs hold. ``within`` is
-            the run name of the outer job; empty without an outer job.
+            ``sharing`` has the values of the job's ``SharingRule``, and ``is_shareable`` tells
+            whether the job's lease is shareable. ``within`` is the run name of the outer job;
+            empty without an outer job.
         environ: The environment variables of this process.
 
     Returns:
@@ -96,15 +98,22 @@ def _take(request: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], Lease
         return {}, Lease()
     # The lease names the parent process, from which all instances on this host descend.
     job = job_of(os.getppid(), request["program"])._replace(run_id=request["run_id"])
+    rule = SharingRule(*request["sharing"])
 
     def decide(table: LeaseTable) -> tuple[Lease | None, OtherJobs]:
         # The job's own lease is ignored: this host may be the launcher's host under another name.
         runs = {request["run_id"], request["within"]}
         leases, queue = _other_jobs((*table.leases, *table.ahead_of(None)), runs)
-        leases = tuple(each for each in leases if not cpus.isdisjoint(each.cpus))
+        leases = overlapping(leases, cpus)
         lease = None
-        if request["may_share"] or not (leases or queue):
-            lease = table.take(job, tuple(cpus), request["numa_nodes"], is_shared=bool(leases))
+        if rule.with_all or not (blocking(leases, rule) or queue):
+            lease = table.take(
+                job,
+                tuple(cpus),
+                request["numa_nodes"],
+                is_shared=bool(leases or queue),
+                is_shareable=request["is_shareable"],
+            )
         return lease, OtherJobs(leases, queue)
 
     with contextlib.closing(LeaseFolder(path)) as folder:

@@ -159,8 +159,9 @@ class DeclaredOptions:
     wait_for_resources: float | str | None = _placement(None, TIME_OR_FOREVER,
         "If other jobs hold too many of this machine's cores, or the pod's IPUs, wait for them in"
         " order of arrival: without a time limit, or for =TIME at most.", implied=FOREVER)
-    share_cores: bool = _placement(False, YES_NO,
-        "If too few cores are free, share cores with other jobs instead of refusing to start.")
+    share_cores: str = _placement(AUTO, AUTO_YES_NO,
+        "If other jobs hold too many cores, yes shares cores with them, and no refuses to start."
+        " auto shares, but refuses if --cores-per-instance or --reserve-cores asks for cores.")
     hardware: str | None = _placement(None, PATH,
         "Plan for the machine in this file, which --print-hardware=json wrote.")
     hardware_root: str | None = _placement(None, PATH,

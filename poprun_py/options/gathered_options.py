@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from poprun_py.options.declared_options import (
     VARIABLE_PREFIX,
     WITHOUT_VARIABLE,
     is_decided_by_plan,
+    variable_name,
 )
 from poprun_py.options.launch_config import LaunchConfig, merged_config
 from poprun_py.options.option_origins import (
@@ -114,6 +115,28 @@ def gather_options(values: Mapping[str, Any], environ: Mapping[str, str]) -> Gat
         files.append(parse_config(read_text_file(path, imported[1].name), path))
     config = merged_config(*files, variables, typed)
     return GatheredOptions(config=config, warnings=warnings)
+
+
+def with_variables(config: LaunchConfig, environ: Mapping[str, str]) -> LaunchConfig:
+    """Return a configuration of Python code with the values of two environment variables.
+
+    POPRUN_SHARE_CORES and POPRUN_WAIT_FOR_RESOURCES decide what a job does beside other jobs, so
+    they apply to every job of a user. If ``config`` gives one of these options, both variables are
+    ignored.
+
+    Raises:
+        UsageError: A value is not accepted, or both variables are set.
+    """
+    names = ("share_cores", "wait_for_resources")
+    if any(map(config.is_given, names)):
+        return config
+    variables = [variable_name(name) for name in names]
+    values, _ = from_environment({name: environ[name] for name in variables if name in environ})
+    if not values:
+        return config
+    given = {name: value for name, (value, _) in values.items()}
+    origins = {name: origin for name, (_, origin) in values.items()}
+    return replace(config, **given, origins={**config.origins, **origins})
 
 
 def _no_effect(names: Sequence[str], reason: str) -> tuple[str, ...]:

@@ -119,8 +119,10 @@ class LaunchOptions(TypedDict, total=False):
     order of arrival: without a time limit, or for =TIME at most.
     """
 
-    share_cores: bool
-    """If too few cores are free, share cores with other jobs instead of refusing to start."""
+    share_cores: bool | Literal["auto", "yes", "no"]
+    """If other jobs hold too many cores, yes shares cores with them, and no refuses to start. auto
+    shares, but refuses if --cores-per-instance or --reserve-cores asks for cores.
+    """
 
     hardware: str | PathLike[str] | None
     """Plan for the machine in this file, which --print-hardware=json wrote."""
@@ -222,7 +224,7 @@ class LaunchOptions(TypedDict, total=False):
     env_file: str | PathLike[str] | None
     """File with NAME=VALUE lines; values may be in quotes. --env takes precedence."""
 
-    sdk_names: Literal["auto", "yes", "no"]
+    sdk_names: bool | Literal["auto", "yes", "no"]
     """Whether import poptorch, popdist, horovod and popart find this emulation. auto: if these
     packages are not installed. yes: always. no: never.
     """

@@ -320,6 +320,7 @@ AUTO_YES_NO = replace(
     expected="auto, yes or no",
     read=_yes_no_or_word,
     accepts=lambda v: isinstance(v, bool) or v in ("auto", "yes", "no"),
+    keyword='bool | Literal["auto", "yes", "no"]',
     normalise=lambda v: v if isinstance(v, str) else "yes" if v else "no",
     takes_text=True,
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
@@ -212,6 +214,7 @@ def _started(
             after_errors.callback(folder.remove)
             shown = Path(folder.path) / SHOWN if in_background else None
         name, job, read = _resolved(target, args, kwargs, options, folder)
+        job = _with_variables(job, os.environ if environ is None else environ)
         request = JobRequest(
             job=job,
             environ=environ,
@@ -322,6 +325,16 @@ def _resolved(
     if not config.program:
         raise UsageError("nothing to launch: expected a program or a function")
     return short_name(config.program), job, LaunchResult.raise_for_failure
+
+
+def _with_variables(
+    job: LaunchConfig | LaunchPlan, environ: Mapping[str, str]
+) -> LaunchConfig | LaunchPlan:
+    from poprun_py.options.gathered_options import with_variables
+
+    if isinstance(job, LaunchPlan):
+        return replace(job, config=with_variables(job.config, environ))
+    return with_variables(job, environ)
 
 
 def _config_or_plan(target: object, options: Mapping[str, object]) -> LaunchConfig | LaunchPlan:

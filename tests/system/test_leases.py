@@ -11,7 +11,9 @@ import pytest
 from support.processes import wait_until
 from support.terminals import LAUNCHER, Typist
 
+import poprun_py
 from poprun_py.display.formatting import ranges_text
+from poprun_py.errors import StartError
 
 CPUS = sorted(os.sched_getaffinity(0))
 
@@ -86,11 +88,13 @@ def test_two_jobs_have_disjoint_cores_and_a_third_waits_for_one(jobs):
     assert [job["program"] for job in told] == ["program.py"] * 2
     assert told[0]["pid"] == first.pid
     assert all(job["run_id"] for job in told)
-    # Nothing is left: refused, with who holds what and the ways out.
+    # Nothing is left: a job that asks for a core is refused, with the ways out first.
     refused = jobs.run(*ONE, "touch", "started")
     assert (refused.returncode, refused.stderr.count("\n")) == (3, 1)
-    assert f"pid {first.pid}) has CPU {CPUS[0]} since" in refused.stderr
-    assert "--wait-for-resources" in refused.stderr
+    assert len(refused.stderr) <= 161
+    way = "poprun-py: error: --share-cores yes shares, --wait-for-resources waits: run "
+    assert refused.stderr.startswith(way)
+    assert f"(pid {first.pid}) holds CPU {CPUS[0]};" in refused.stderr
     assert not (jobs.folder / "started").exists()
     # One waits, and nobody overtakes it.
     third = jobs.start("third", *ONE, "--wait-for-resources")
@@ -103,13 +107,57 @@ def test_two_jobs_have_disjoint_cores_and_a_third_waits_for_one(jobs):
     assert jobs.tickets() == []
 
 
-@pytest.mark.sweep
-def test_cores_are_shared_where_that_is_asked_for(jobs):
-    jobs.start("first")
+def test_a_job_runs_beside_another_one_with_a_warning_and_a_fair_part_of_the_threads(
+    jobs, monkeypatch
+):
+    first = jobs.start("first")
     assert jobs.cpus("first") == set(CPUS)
-    done = jobs.run("-n", 2, "--share-cores", "yes", "true")
-    assert done.returncode == 0, done.stderr
-    assert "warning: cores are shared with other jobs" in done.stderr
+    (run,) = (job["run_id"] for job in jobs.leases()["jobs"])
+    done = jobs.run("--output", "plain", "printenv", "OMP_NUM_THREADS")
+    assert (done.returncode, done.stdout) == (0, f"{max(1, len(CPUS) // 2)}\n")
+    assert done.stderr == (
+        f"poprun-py: warning: sharing CPUs {ranges_text(CPUS)} with run {run} (pid {first.pid}); "
+        "--share-cores no refuses, --wait-for-resources waits\n"
+    )
+    # The variable is read by the command and by Python, where an option takes precedence.
+    environ = {"POPRUN_SHARE_CORES": "no"}
+    refused = jobs.run("true", env=environ)
+    assert (refused.returncode, refused.stderr.count("\n")) == (3, 1)
+    assert refused.stderr.startswith("poprun-py: error: --share-cores yes shares")
+    monkeypatch.setenv("POPRUN_SHARE_CORES", "no")
+    with pytest.raises(StartError, match=f"pid {first.pid}. holds CPUs"):
+        poprun_py.launch(["true"])
+    assert poprun_py.launch(["true"], share_cores=True, warn=str).exit_code == 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-n", len(CPUS) + 1, "--oversubscribe"),
+        ("-n", 2, "--process-placement", "disabled"),
+        ("-n", 2, "--numa-aware", "no"),
+    ],
+)
+def test_an_oversubscribed_or_unplaced_job_never_blocks_another_one(jobs, words):
+    jobs.start("first", *words)
+    jobs.cpus("first")
+    assert [job["shareable"] for job in jobs.leases()["jobs"]] == [True]
+    for options in (ONE, ("--wait-for-resources",)):
+        done = jobs.run(*options, "true")
+        assert done.returncode == 0, done.stderr
+        assert "warning: sharing CPU" in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert jobs.run("--share-cores", "no", "true").returncode == 3
+
+
+@pytest.mark.sweep
+def test_a_job_without_placement_needs_no_free_core(jobs):
+    jobs.start("first")
+    jobs.cpus("first")
+    for words in ((), ("--cores-per-instance", 1)):
+        done = jobs.run("-n", 2, "--process-placement", "disabled", *words, "true")
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.sweep
@@ -160,7 +208,7 @@ def test_what_is_only_looked_at_takes_and_sees_no_lease(jobs):
     # A saved plan takes just the CPUs that it names.
     refused = jobs.run("--from-plan", "plan.json")
     assert refused.returncode == 3
-    assert f"which takes CPUs {ranges_text(CPUS[:2])} when" in refused.stderr
+    assert f"holds CPUs {ranges_text(CPUS)}" in refused.stderr
     jobs.start("second", *ONE, "--wait-for-resources=5m")
     wait_until(lambda: jobs.tickets())
     jobs.end("first")

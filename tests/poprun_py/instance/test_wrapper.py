@@ -140,7 +140,7 @@ def until_end(channel):
 def test_cpus_are_leased_before_the_program_starts_and_until_the_wrapper_ends(tmp_path):
     cpu = min(os.sched_getaffinity(0))
     request = {"cpus": [cpu, 4000], "numa_nodes": [0], "program": "p", "run_id": "r",
-               "may_share": False, "within": ""}  # fmt: skip
+               "sharing": [False, False], "is_shareable": False, "within": ""}  # fmt: skip
     environ = {"POPRUN_LEASES": str(tmp_path / "leases")}
     with wrapped(tmp_path, "sleep", "1000", **environ) as (channel, wrapper):
         received = values(channel)

@@ -278,7 +278,7 @@ def test_the_time_for_waiting_counts_that_for_cores(job, console):
     store, partition = job("in use", wait_for_resources=600.0, waited_seconds=599.9)
     with pytest.raises(StartError) as refused, partition:
         pytest.fail("the job has its IPUs")
-    assert str(refused.value).startswith("wait_for_resources=600.0: the time is over; partition p")
+    assert str(refused.value).endswith(" (wait_for_resources=600.0: the time is over)")
     assert len([reason for _, reason in console.waits if reason.startswith("for IPUs: ")]) == 1
     assert len(store.attachments()) == 1
 

@@ -53,6 +53,8 @@ def test_yes_and_no_may_be_written_in_a_file_as_on_the_command_line():
 )
 def test_a_choice_with_yes_and_no_may_be_a_boolean_in_a_file(value, mode):
     assert config_from({"sdk-names": value}).sdk_names == mode
+    # Older versions wrote share-cores = true or false.
+    assert config_from({"share-cores": value}).share_cores == mode
     for other in ("maybe", 1):
         with pytest.raises(UsageError, match="expected auto, yes or no"):
             config_from({"sdk-names": other})

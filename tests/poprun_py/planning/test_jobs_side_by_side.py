@@ -127,7 +127,7 @@ def test_only_the_share_of_this_machine_changes():
     assert mine.placements[0].cpus == share(machine, cores_per_instance=1).placements[0].cpus
     assert mine.cpus == set(mine.placements[1].cpus)
     far = make_topology(config, (Host(name="a"), Host(name="b")))
-    assert share_of_placements(far, (None, None), mine.placements).cpus == frozenset()
+    assert share_of_placements(config, far, (None, None), mine.placements).cpus == frozenset()
 
 
 def test_a_machine_with_held_cpus_is_saved_with_them():

@@ -1,7 +1,7 @@
 """Holds CPUs, or a place in the queue, until the end of its input; prints the leases as JSON.
 
-The arguments are the folder, ``hold`` or ``queue`` or ``look``, the CPUs, and optionally the user
-id to change to.
+The arguments are the folder, ``hold`` (or ``hold-shared``, ``hold-shareable``), ``queue`` or
+``look``, the CPUs, and optionally the user id to change to.
 """
 
 import json
@@ -28,8 +28,9 @@ with open_table(folder) as table:
         "outer": leases_json(table.outer_leases, ())["jobs"],
     }
     seen["ahead"] = len(table.ahead_of(None))
-    if verb == "hold":
-        kept = table.take(this_job("holder"), parse_cpu_list(cpus), [0])
+    if verb.startswith("hold"):
+        kinds = {"is_shared": verb == "hold-shared", "is_shareable": verb == "hold-shareable"}
+        kept = table.take(this_job("holder"), parse_cpu_list(cpus), [0], **kinds)
     elif verb == "queue":
         kept = table.join_queue(this_job("waiter"))
 print(json.dumps(seen), flush=True)

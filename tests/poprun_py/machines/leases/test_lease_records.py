@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,13 @@ from poprun_py.machines.lease_files import (
     parse_record,
     record_text,
 )
-from poprun_py.machines.lease_messages import leases_json, leases_table, leases_text
+from poprun_py.machines.lease_messages import (
+    leases_json,
+    leases_table,
+    leases_text,
+    refusal_text,
+    sharing_text,
+)
 
 NUMBERS = st.integers(0, 1 << 40)
 NAMES = st.text(st.characters(categories=("L", "N", "P")), max_size=20)
@@ -28,13 +35,16 @@ JOB = JobProcess(pid=7, process_start=3, program="train.py", run_id="r")
 LEASE = LeaseRecord("lease-a", "ann", JOB, cpus=(0, 1, 4), numa_nodes=(0,), since=1.0)
 
 
+WAITER = QueueRecord("ticket-b", "bob", JOB, number=1, since=2.0)
+
+
 def parsed(record):
     return parse_record(record.name, record.user, record_text(record).encode())
 
 
-@given(JOBS, CPUS, CPUS, SINCE, st.booleans())
-def test_a_lease_is_read_as_it_was_written(job, cpus, nodes, since, is_shared):
-    lease = LeaseRecord("lease-a", "u", job, cpus, nodes, since, is_shared)
+@given(JOBS, CPUS, CPUS, SINCE, st.booleans(), st.booleans())
+def test_a_lease_is_read_as_it_was_written(job, cpus, nodes, since, is_shared, is_shareable):
+    lease = LeaseRecord("lease-a", "u", job, cpus, nodes, since, is_shared, is_shareable)
     assert parsed(lease) == lease
     assert parsed(lease._replace(name="ticket-a")) is None
     assert parsed(lease._replace(name="other")) is None
@@ -45,6 +55,12 @@ def test_a_waiting_job_is_read_as_it_was_written(job, number, since, outer):
     waiting = QueueRecord("ticket-a", "u", job, number, since, outer)
     assert parsed(waiting) == waiting
     assert parsed(waiting._replace(name="lease-a")) is None
+
+
+def test_a_lease_of_an_older_version_is_read():
+    data = json.loads(record_text(LEASE))
+    del data["shareable"]
+    assert parse_record(LEASE.name, LEASE.user, json.dumps(data).encode()) == LEASE
 
 
 def test_the_longest_name_of_a_run_is_not_cut():
@@ -90,8 +106,43 @@ def test_the_table_lists_leases_and_then_waiting_jobs_in_their_order():
     document = leases_json([lease], queue)
     assert document["jobs"][0] == {"run_id": "r", "user": "ann", "pid": 7, "program": "train.py",
                                    "since": 1.0, "cpus": [0, 1, 4], "numa_nodes": [0],
-                                   "shared": True}  # fmt: skip
+                                   "shared": True, "shareable": False}  # fmt: skip
     assert len(document["waiting"]) == 2
+
+
+def test_a_warning_about_shared_cores_is_one_short_line():
+    me = LEASE._replace(user=str(os.geteuid()))
+    assert sharing_text([me], {1, 2, 4}) == "sharing CPUs 1,4 with run r (pid 7)"
+    other = LEASE._replace(job=JOB._replace(run_id=""))
+    assert sharing_text([other, me], host="b", has_advice=True) == (
+        "sharing CPUs 0-1,4 of host b with ann's train.py (pid 7) and 1 more; --share-cores no "
+        "refuses, --wait-for-resources waits"
+    )
+
+
+@given(
+    st.lists(st.builds(LEASE._replace, job=JOBS, cpus=CPUS, user=NAMES), max_size=5),
+    st.lists(st.builds(WAITER._replace, job=JOBS), max_size=2),
+    st.sampled_from(["", "b"]),
+    CPUS,
+    st.booleans(),
+)
+def test_an_error_about_cores_fits_in_160_characters(leases, queue, host, free, has_waited):
+    text = refusal_text(leases, queue, host=host, free=free, has_waited=has_waited)
+    assert len(f"poprun-py: error: {text}") <= 160
+    assert text.startswith("--share-cores yes shares")
+    assert has_waited == ("--wait-for-resources" not in text)
+
+
+def test_an_error_about_cores_says_who_holds_them_and_what_is_free():
+    me = LEASE._replace(user=str(os.geteuid()))
+    assert refusal_text([me, me], [], free=(2, 3)) == (
+        "--share-cores yes shares, --wait-for-resources waits: run r (pid 7) holds CPUs 0-1,4; "
+        "CPUs 2-3 are free; 1 more: --print-leases"
+    )
+    assert refusal_text([me], [WAITER], host="b", has_waited=True) == (
+        "--share-cores yes shares: bob's run r (pid 7) waits for CPUs of host b before this job"
+    )
 
 
 def test_a_long_list_of_leases_is_cut():

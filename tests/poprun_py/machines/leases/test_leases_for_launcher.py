@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poprun_py.machines.lease_files import LeaseFolder
+from poprun_py.machines.lease_sharing import SHARES_WITH_ALL, SharingRule
 from poprun_py.machines.leases import open_table, this_job
 from poprun_py.machines.remote_leases import list_for_launcher, parse_other_jobs, take_for_launcher
 
+NOT_AT_ALL = SharingRule(with_all=False, with_shareable=False)
 CPU = min(os.sched_getaffinity(0))
 
 
@@ -27,9 +29,9 @@ def taken(environ):
     """Take a CPU as the wrapper of a job's first instance on another host does."""
     leases = []
 
-    def take_cpu(cpus=(CPU,), run_id="mine", *, may_share=False, within="", environ=environ):
+    def take_cpu(cpus=(CPU,), run_id="mine", *, sharing=NOT_AT_ALL, within="", environ=environ):
         request = {"cpus": list(cpus), "numa_nodes": [0], "program": "p.py", "run_id": run_id,
-                   "may_share": may_share, "within": within}  # fmt: skip
+                   "sharing": sharing, "is_shareable": False, "within": within}  # fmt: skip
         answer, lease = take_for_launcher(json.loads(json.dumps(request)), environ)
         leases.append(lease)
         return json.loads(json.dumps(answer)), lease
@@ -66,12 +68,20 @@ def test_leases_of_other_jobs_prevent_a_lease_unless_cores_are_shared(taken, hol
         other.pid
     ]
     assert len(list(place.glob("lease-*"))) == 1
-    answer, lease = taken(may_share=True)
+    answer, lease = taken(sharing=SHARES_WITH_ALL)
     assert [each.job.pid for each in parse_other_jobs(answer["shared_with"], "").leases] == [
         other.pid
     ]
     assert lease.cpus == (CPU,)
     assert holder("look").seen["outer"][0]["shared"] is True
+
+
+def test_the_cores_of_a_shareable_lease_are_shared_if_the_job_allows_it(taken, holder):
+    holder("hold-shareable", cpus=str(CPU))
+    answer, lease = taken()
+    assert "other_jobs" in answer
+    answer, lease = taken(sharing=SharingRule(with_all=False, with_shareable=True))
+    assert (len(answer["shared_with"]), lease.cpus) == (1, (CPU,))
 
 
 def test_a_waiting_job_goes_first(taken, holder):

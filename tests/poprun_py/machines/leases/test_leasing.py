@@ -85,24 +85,75 @@ def test_other_jobs_that_change_the_plan_are_named(job, holder):
     assert len(job.said.tell) == 1
 
 
-def test_an_error_names_the_other_jobs_and_the_options_that_help(job, holder):
+@pytest.mark.parametrize(
+    "options", [{"share_cores": "no"}, {"cores_per_instance": 1}, {"reserve_cores": 1}]
+)
+def test_an_error_names_the_options_that_help_and_then_the_other_jobs(job, holder, options):
     other = holder(cpus="0-1").process
     with pytest.raises(StartError) as caught:
-        job()
-    said = str(caught.value)
-    assert "free for this job, which takes CPU 0 when it is alone: " in said
-    assert f"holder (pid {other.pid}) has CPUs 0-1 since" in said
-    for way in ("--cores-per-instance", "--wait-for-resources", "--share-cores yes"):
-        assert way in said
+        job(**options)
+    assert str(caught.value).startswith(
+        "--share-cores yes shares, --wait-for-resources waits: "
+        f"holder (pid {other.pid}) holds CPUs 0-1"
+    )
     assert len(list(holder("look").seen["jobs"])) == 1
+
+
+def test_by_default_a_job_shares_cores_and_warns_in_one_line(job, holder):
+    other = holder(cpus="0-1").process
+    assert job().share.cpus == {0}
+    assert job.said.warn == [
+        f"sharing CPU 0 with holder (pid {other.pid}); --share-cores no refuses, "
+        "--wait-for-resources waits"
+    ]
+    assert (job.said.tell, job.said.log) == ([], [])
+
+
+@pytest.mark.parametrize("options", [{"cores_per_instance": 1}, {"wait_for_resources": "forever"}])
+def test_the_cores_of_a_shareable_lease_are_shared_even_by_a_job_that_asks_or_waits(
+    job, holder, options
+):
+    holder("hold-shareable", cpus="0-1")
+    assert job(**options).share.cpus == {0}
+    assert job.waits == []
+    assert job.said.warn[0].startswith("sharing CPU 0 with holder")
+    with pytest.raises(StartError, match="holds CPUs 0-1"):
+        job(share_cores="no")
+
+
+def test_a_suspended_job_leaves_its_cores_to_others(job, holder):
+    other = holder(cpus="0-1").process
+    with pytest.raises(StartError):
+        job(cores_per_instance=1)
+    other.send_signal(signal.SIGSTOP)
+    wait_until(lambda: holder("look").seen["jobs"][0]["shareable"])
+    assert job(cores_per_instance=1).share.cpus == {0}
+
+
+def test_a_job_that_shares_does_not_delay_the_jobs_that_wait(job, holder):
+    first = holder(cpus="0-1").process
+    came_later = []
+
+    def progress(_, reason):
+        if reason and not came_later:
+            came_later.append(holder("hold-shared", cpus="0-1"))
+            first.kill()
+            first.wait()
+
+    assert job(wait_for_resources="forever", progress=progress).share.cpus == {0}
+    # A job that was there before the waiting job is waited for.
+    assert came_later[0].process.poll() is None
+    with pytest.raises(StartError, match=r"holds CPUs 0-1.* \(wait_for_resources=0.1: the time"):
+        job(cores_per_instance=2, wait_for_resources=0.1)
 
 
 def test_sharing_takes_all_cores_and_warns(job, holder):
     holder(cpus="0")
-    leased = job(cores=2, share_cores=True)
+    leased = job(cores=2, share_cores="yes")
     assert leased.share.cpus == {0, 1}
     assert len(job.said.warn) == 1
-    assert "has CPU 0 since" in job.said.warn[0]
+    assert job.said.warn[0].startswith("sharing CPU 0 with holder (pid ")
+    assert "--share-cores" not in job.said.warn[0]
     assert holder("look").seen["outer"][0]["shared"] is True
 
 
@@ -115,10 +166,15 @@ def test_cores_are_not_shared_if_others_are_free(job, holder):
 
 def test_a_waiting_job_goes_first(job, holder):
     waiter = holder("queue").process
-    with pytest.raises(StartError, match=r"waiter \(pid \d+\) waits for CPUs in front of this job"):
-        job()
+    with pytest.raises(StartError, match=r"waiter \(pid \d+\) waits for CPUs before this job"):
+        job(cores_per_instance=1)
+    # By default a job starts nevertheless, with a shared lease that the waiting job ignores.
+    started = job()
+    assert (started.share.cpus, job.said.warn) == ({0}, [])
+    assert holder("look").seen["outer"][0]["shared"] is True
+    started.lease.close()
     waiter.communicate("")
-    assert job().share.cpus == {0}
+    assert job(cores_per_instance=1).share.cpus == {0}
 
 
 def test_waiting_ends_when_the_other_job_ends(job, holder, place):
@@ -143,7 +199,7 @@ def test_waiting_ends_when_the_other_job_ends(job, holder, place):
 def test_waiting_has_a_time_out(job, holder, place):
     holder(cpus="0-1")
     began = time.monotonic()
-    with pytest.raises(StartError, match=r"^wait_for_resources=0.3: the time is over; too few"):
+    with pytest.raises(StartError, match=r"holds .*\(wait_for_resources=0.3: the time is over\)$"):
         job(wait_for_resources=0.3)
     assert time.monotonic() - began >= 0.3
     assert {reason[:11] for _, reason in job.waits} == {"for CPUs at", ""}
@@ -157,21 +213,23 @@ def test_a_stopped_job_keeps_its_place_in_the_queue_but_does_not_block_it(job, h
     job().lease.close()
     waiter.send_signal(signal.SIGCONT)
     wait_until(lambda: holder("look").seen["ahead"] == 1)
-    with pytest.raises(StartError, match="in front of this job"):
-        job()
+    with pytest.raises(StartError, match="before this job"):
+        job(share_cores="no")
 
 
 def test_a_locked_mutex_neither_ends_waiting_nor_starts_a_job(job, holder, place, monkeypatch):
     monkeypatch.setattr(lease_files, "_MUTEX_SECONDS", 0.05)
     holder(cpus="0-1")
     with contextlib.closing(LeaseFolder(place)) as other, other.mutex():
-        with pytest.raises(StartError, match=f"time is over; {place}: another process keeps its"):
+        with pytest.raises(
+            StartError, match=f"^{place}: another process keeps its mutex .*is over"
+        ):
             job(wait_for_resources=0.2)
         assert "another process keeps its mutex locked" in job.waits[0][1]
         # A job that does not wait runs without a lease, with a warning.
         assert job(cores=2).lease.cpus == ()
     assert "no cores are kept from other jobs: " in job.said.warn[0]
-    with pytest.raises(StartError, match="has CPUs 0-1"):
+    with pytest.raises(StartError, match="holds CPUs 0-1"):
         job(wait_for_resources=0.1)
 
 

@@ -77,9 +77,11 @@ def test_leases_that_do_not_change_the_plan_are_only_logged(job):
 def test_an_error_names_the_host_and_the_other_jobs(job):
     with pytest.raises(StartError) as caught:
         job([(holding(*ALL),)])
-    assert str(caught.value).startswith("too few CPUs of host b are free: ann's other.py (run r, ")
-    assert "--share-cores yes" in str(caught.value)
-    with pytest.raises(StartError, match=r"bob's next.py \(pid 8\) waits for CPUs in front of"):
+    assert str(caught.value) == (
+        "--share-cores yes shares, --wait-for-resources waits: ann's run r (pid 7) holds CPUs 0-63 "
+        "of host b"
+    )
+    with pytest.raises(StartError, match=r"bob's next.py \(pid 8\) waits for CPUs of host b"):
         job([(), (WAITER,)])
 
 
@@ -93,20 +95,31 @@ def test_waiting_probes_the_host_until_enough_cpus_are_free(job):
 
 def test_waiting_has_a_time_out(job):
     full = [(holding(*ALL),)]
-    with pytest.raises(StartError, match=r"^wait_for_resources=4: the time is over; too few CPUs"):
+    with pytest.raises(StartError, match=r"of host b \(wait_for_resources=4: the time is over\)$"):
         job(full, full, full, wait_for_resources=4)
     assert job.clock == [4.0]
 
 
-def test_a_job_that_shares_is_planned_on_the_whole_machine(job):
-    assert job([(holding(*ALL),)], share_cores=True) == (MACHINE, MACHINE)
+@pytest.mark.parametrize("options", [{"cores": None}, {"share_cores": "yes"}])
+def test_a_job_that_shares_is_planned_on_the_whole_machine(job, options):
+    here, there = job([(holding(*ALL),)], **options)
+    assert (here, there.held_cpus, there.sharing_jobs) == (MACHINE, frozenset(), (set(ALL),))
+    # A warning follows when the host's first instance takes the lease.
+    assert vars(job.said) == {"log": [], "warn": [], "tell": []}
+
+
+def test_the_cores_of_a_shareable_lease_on_a_host_are_shared(job):
+    shareable = holding(*ALL)._replace(is_shareable=True)
+    assert job([(shareable,)])[1].sharing_jobs == (set(ALL),)
+    with pytest.raises(StartError, match="of host b"):
+        job([(shareable,)], share_cores="no")
 
 
 def test_leases_on_a_host_with_unknown_hardware_are_ignored():
-    config = LaunchConfig(program=("x",), num_instances=2, num_replicas=2)
+    config = LaunchConfig(program=("x",), num_instances=2, num_replicas=2, share_cores="no")
     other_jobs = {"b": OtherJobs((holding(*ALL),))}
     unknown = plan_blindly(config, hosts=HOSTS, machines=(MACHINE, None), probed=PROBED)
     assert left_by_others(unknown, other_jobs).machines == (MACHINE, None)
     known = plan_blindly(config, hosts=HOSTS, machines=(MACHINE, MACHINE), probed=PROBED)
-    with pytest.raises(StartError, match="too few CPUs of host b"):
+    with pytest.raises(StartError, match="CPUs 0-63 of host b"):
         left_by_others(known, other_jobs)
