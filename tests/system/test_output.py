@@ -208,6 +208,31 @@ def test_the_same_traceback_of_four_instances_is_shown_once(poprun, script, tmp_
         assert "no such data" in kept
 
 
+WARNING = """
+import os, sys, warnings
+is_worker = os.fork() == 0
+warnings.warn("take care")
+if is_worker:
+    os._exit(0)
+os.wait()
+print("loss 3", file=sys.stderr)
+"""
+
+
+def test_the_same_warning_of_instances_and_their_workers_is_shown_once(poprun, script, tmp_path):
+    done = poprun(*TWO, "--output-dir", tmp_path / "out", script(WARNING))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("program.py:4: UserWarning: take care\n") == 1
+    assert done.stderr.count('<stderr>:  warnings.warn("take care")\n') == 1
+    assert done.stderr.count("loss 3\n") == 2
+    left_out = re.findall(r"^\[1,([01-]+)\]<stderr>:the same warning (.*)$", done.stderr, re.M)
+    assert len(left_out) in (1, 2)  # one line for a second, unless the instances are far apart
+    assert all(sentence.endswith("(UserWarning, program.py:4)") for _, sentence in left_out)
+    for index in range(2):
+        kept = (tmp_path / "out" / FIRST / f"instance-{index}.stderr").read_text()
+        assert kept.count("UserWarning: take care\n") == 2
+
+
 def test_tracebacks_that_differ_are_all_shown(poprun, script):
     done = poprun(*TWO, script(SAME), "xyz")
     assert done.stderr.count(">:Traceback (most") == 2, done.stderr

@@ -15,6 +15,7 @@ from poprun_py.display.formatting import ranges_text
 from poprun_py.running.attempt_files import OutputFiles
 from poprun_py.running.screen.panel import Panel
 from poprun_py.running.screen.repeat_filter import RepeatedTracebacks
+from poprun_py.running.screen.repeated_warnings import RepeatedWarnings
 from poprun_py.running.screen.tagged_output import OutputStream, Screen, Sink, make_stream
 from poprun_py.running.supervise.control_channel import Peer
 from poprun_py.running.supervise.job_description import Job
@@ -97,6 +98,7 @@ class InstanceOutput:
         self._repeats = RepeatedTracebacks(
             self._show_stderr, self._begin_traceback, self._show_repeated
         )
+        self._warnings = RepeatedWarnings(self._find_tracebacks, self._tell_of)
         self._processes: dict[int, tuple[str, int]] = {}  # host and process id of each instance
         self._interrupts: InterruptTracebacks | None = None
         self._written_at = time.monotonic()
@@ -116,6 +118,7 @@ class InstanceOutput:
             for name, sink in zip(_NAMES, self._sinks, strict=True)
         )
         self._streams[index] = stdout, stderr
+        self._warnings.joined(index)
         self._repeats.joined(index)
 
     def _is_shown(self, index: int) -> bool:
@@ -133,7 +136,7 @@ class InstanceOutput:
         if not self._streams[peer.index][_STDERR].shown:
             return
         if self._job.watchers.output == "plain":
-            # Repeated tracebacks are not replaced, because plain output does not name instances.
+            # Plain output does not name instances, so repeated warnings and tracebacks stay.
             self._show_stderr(peer.index, data)
             return
         self._processes[peer.index] = (peer.host, peer.started.get("pid", 0))
@@ -152,12 +155,17 @@ class InstanceOutput:
 
     def _find_repeats(self, index: int, data: bytes) -> None:
         host, pid = self._processes[index]
+        self._warnings.feed(index, data, time.monotonic(), host=host, pid=pid)
+
+    def _find_tracebacks(self, index: int, data: bytes) -> None:
+        host, pid = self._processes[index]
         self._repeats.feed(index, data, time.monotonic(), host=host, pid=pid)
 
     def finish(self, index: int) -> None:
         """End the unfinished lines of an instance that has ended."""
         if self._interrupts is not None:
             self._interrupts.ended(index)
+        self._warnings.ended(index, time.monotonic())
         self._ended.add(index)
         self._repeats.ended(index)
         for screen, stream in zip(self._screens, self._streams[index], strict=True):
@@ -176,11 +184,15 @@ class InstanceOutput:
 
     def _show_repeated(self, members: tuple[int, ...], shown: int) -> None:
         """Write a line that says that ``members`` had the same traceback as ``shown``."""
-        tag = make_stream(ranges_text(members), _NAMES[_STDERR], form=self._job.watchers.output)
-        self._screens[_STDERR].feed(tag, b"the same traceback as instance %d\n" % shown)
-        self._num_lines += 1
+        self._tell_of(members, f"the same traceback as instance {shown}")
         for index in members:
             self._last_line[index] = self._last_line[shown]
+
+    def _tell_of(self, members: tuple[int, ...], sentence: str) -> None:
+        """Write a line about output of ``members`` that was left out."""
+        tag = make_stream(ranges_text(members), _NAMES[_STDERR], form=self._job.watchers.output)
+        self._screens[_STDERR].feed(tag, sentence.encode(errors="replace") + b"\n")
+        self._num_lines += 1
 
     @property
     def visible_instances(self) -> frozenset[int]:
@@ -285,6 +297,7 @@ class InstanceOutput:
             self._panel.on_time(now)
         if self._interrupts is not None:
             self._interrupts.on_time(now)
+        self._warnings.on_time(now)
         self._repeats.on_time(now)
         self._written_at = now
         for screen in self._screens:
@@ -305,7 +318,8 @@ class InstanceOutput:
         next_bar_at = min(screen.next_bar_at() for screen in self._screens)
         next_bar_at += self._idle_seconds
         held_until = float("inf") if self._interrupts is None else self._interrupts.next_deadline()
-        return min(self._repeats.next_deadline(), next_bar_at, next_panel_at, held_until)
+        repeats_until = min(self._warnings.next_deadline(), self._repeats.next_deadline())
+        return min(repeats_until, next_bar_at, next_panel_at, held_until)
 
     def close(self) -> None:
         """Remove the panel from the terminal, and close the output files."""

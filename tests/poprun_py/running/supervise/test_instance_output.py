@@ -16,6 +16,7 @@ from poprun_py.running.supervise.instance_output import InstanceOutput
 from poprun_py.running.supervise.job_description import Watchers
 
 TRACEBACK = b"Traceback (most recent call last):\n  File x\nValueError: rank %d\n"
+WARNING = b"x.py:1: UserWarning: rank\n  f(x)\n"
 
 
 @pytest.fixture
@@ -87,7 +88,30 @@ def test_plain_output_is_shown_at_once(start):
     output, peers, shown = start(output="plain")
     for peer in peers:
         output.feed_stderr(peer, TRACEBACK % 0)
-    assert shown() == (TRACEBACK % 0).decode() * 3
+        output.feed_stderr(peer, WARNING)
+    assert shown() == (TRACEBACK % 0 + WARNING).decode() * 3
+
+
+def test_a_repeated_warning_is_told_before_a_repeated_traceback(start):
+    output, peers, shown = start()
+    for peer in peers:
+        output.feed_stderr(peer, WARNING)
+        output.feed_stderr(peer, TRACEBACK % peer.index)
+    for peer in peers:
+        output.finish(peer.index)
+    assert shown().splitlines()[5:] == [
+        "[1,1-2]<stderr>:the same warning as instance 0 (UserWarning, x.py:1)",
+        "[1,1-2]<stderr>:the same traceback as instance 0",
+    ]
+
+
+def test_a_warning_is_told_when_its_time_has_come(start):
+    output, peers, shown = start()
+    for peer in peers:
+        output.feed_stderr(peer, WARNING)
+    output.on_time(output.next_deadline())
+    assert "[1,1-2]<stderr>:the same warning as instance 0" in shown()
+    assert output.next_deadline() == float("inf")
 
 
 def test_a_progress_bar_is_shown_when_it_stands_still(start):
