@@ -5,7 +5,6 @@ This module does not start jobs.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -27,7 +26,6 @@ from poprun_py.terminal import (
 )
 
 if TYPE_CHECKING:
-    from poprun_py.machines.lease_files import LeaseRecord, QueueRecord
     from poprun_py.planning.launch_plan import LaunchPlan
     from poprun_py.planning.views.text_drawing import TextStyle
 
@@ -72,22 +70,16 @@ def print_leases(config: LaunchConfig) -> None:
         StartError: The leases cannot be read.
     """
     from poprun_py.launching.job_cores import leases_place
-    from poprun_py.machines.lease_files import LeaseFolder, problem_text
+    from poprun_py.machines.lease_files import problem_text
     from poprun_py.machines.lease_messages import leases_json, leases_table
-    from poprun_py.machines.leases import open_table
+    from poprun_py.machines.leases import all_records
 
     place = leases_place()
-    leases: tuple[LeaseRecord, ...] = ()
-    queue: tuple[QueueRecord, ...] = ()
-    if place is not None and place.exists():
-        try:
-            folder = LeaseFolder(place)
-            with contextlib.closing(folder), open_table(folder) as table:
-                leases, queue = (*table.outer_leases, *table.leases), table.queue
-        except OSError as error:
-            raise StartError(
-                f"{config.named('print_leases')}: {problem_text(error, place)}"
-            ) from None
+    try:
+        leases, queue = all_records(place)
+    except OSError as error:
+        problem = problem_text(error, place or Path())
+        raise StartError(f"{config.named('print_leases')}: {problem}") from None
     if config.print_leases == "json":
         print_out(json.dumps(leases_json(leases, queue), indent=2))
     else:

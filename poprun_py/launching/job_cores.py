@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from poprun_py.display.formatting import numbered
 from poprun_py.errors import UsageError
+from poprun_py.launching.run_names import chosen_by_user
 from poprun_py.launching.wait_for_resources import BusyError, Wait
 from poprun_py.machines.lease_files import LeaseFolder, problem_text
 from poprun_py.machines.lease_messages import (
@@ -256,7 +257,8 @@ class CoreRequest:
             if self.place is None and not self.wait.is_over:
                 # If joining the queue for cores fails, this job waits behind all jobs in the queue.
                 with contextlib.suppress(OSError):
-                    self.place = table.join_queue(job)
+                    name = chosen_by_user(self.config, os.environ)
+                    self.place = table.join_queue(job._replace(run_id=name))
             return table, None, Lease()
         try:
             share = chosen.share

@@ -48,6 +48,17 @@ def choose_run_name(config: LaunchConfig, environ: Mapping[str, str]) -> RunName
     return RunName(name, is_for_new_run=True)
 
 
+def chosen_by_user(config: LaunchConfig, environ: Mapping[str, str]) -> str:
+    """Return the name that the user chose for a run; empty if there is none, or it is refused."""
+    is_given = config.run_name is not None or environ.get(RUN_ID)
+    if not is_given or is_popdist_environment(environ):
+        return ""
+    try:
+        return choose_run_name(config, environ).text
+    except UsageError:
+        return ""  # the launch reports the error later
+
+
 def new_run_id(environ: Mapping[str, str]) -> str:
     """Return the name of a new run: the user's ``POPRUN_RUN_ID``, or a generated name.
 

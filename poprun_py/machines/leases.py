@@ -251,6 +251,24 @@ def decide_on_table(folder: LeaseFolder, decide: Callable[[LeaseTable], Decision
     raise OSError(errno.EBUSY, "other jobs take CPUs all the time", str(folder.path))
 
 
+def all_records(
+    place: Path | None,
+) -> tuple[tuple[LeaseRecord, ...], tuple[QueueRecord, ...]]:
+    """Return all leases of this machine's CPUs and the queue of jobs that wait for CPUs.
+
+    Args:
+        place: The folder of leases; None if leases are turned off.
+
+    Raises:
+        OSError: The folder of leases cannot be locked or read.
+    """
+    if place is None or not place.exists():
+        return (), ()
+    folder = LeaseFolder(place)
+    with contextlib.closing(folder), open_table(folder) as table:
+        return (*table.outer_leases, *table.leases), table.queue
+
+
 @functools.cache
 def user_name(user: str) -> str:
     """Return the name of a user id. Looking up a name may take seconds: do not hold the mutex."""

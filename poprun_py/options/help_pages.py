@@ -37,6 +37,8 @@ _COMMANDS = {
     "report RUN": "write a page about a run that --output-dir recorded",
     "compare RUN RUN...": "compare recorded runs: speed, loss, time to a target, efficiency",
     "scale PROGRAM": "run a program with several numbers of instances, and show how it scales",
+    "jobs": "list the jobs that run on this machine",
+    "stop JOB...": "end running jobs, and wait for their end",
 }
 GRAMMAR = (
     "Options end at PROGRAM or -m MODULE. Write --option VALUE or --option=VALUE; unique prefixes "

@@ -65,7 +65,8 @@ def _page(name: str, body: Iterable[str]) -> str:
 
 def _of_launcher() -> Iterator[str]:
     yield from (".SH SYNOPSIS", f"\\fBpoprun\\-py\\fR {_text(USAGE)}", ".br")
-    yield "\\fBpoprun\\-py\\fR report|compare|scale [OPTIONS] ..."
+    commands = "|".join(str(command.name) for command in LAUNCHER.values())
+    yield f"\\fBpoprun\\-py\\fR {commands} [OPTIONS] ..."
     yield from (".SH DESCRIPTION", _text(PURPOSE), ".PP", _text(GRAMMAR))
     yield ".SH OPTIONS"
     context = click.Context(COMMAND, info_name="poprun-py")

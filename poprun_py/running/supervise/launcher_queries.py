@@ -13,9 +13,8 @@ import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from poprun_py import process_info
 from poprun_py.display.formatting import printable, read_json
@@ -47,15 +46,12 @@ _MOST_DIGITS = 20
 NEWEST = "newest"
 
 
-@dataclass(frozen=True, slots=True)
-class LauncherAnswer:
+# Every launch imports this module, and the definition of a data class would take longer.
+class LauncherAnswer(NamedTuple):
     """The answer of one launcher to a query for the status of its job.
 
-    Attributes:
-        pid: The process id of the launcher.
-        path: The path of the launcher's socket.
-        status: The status of the job; None if the launcher does not answer.
-        problem: The reason why the launcher does not answer; empty if it answers.
+    ``pid`` is the process id of the launcher, and ``path`` is the path of its socket. ``status`` is
+    None if the launcher does not answer; ``problem`` then tells why.
     """
 
     pid: int

@@ -44,6 +44,7 @@ from poprun_py.running.supervise.stacks import StackCollector, groups_text
 from poprun_py.terminal import may_colour
 
 if TYPE_CHECKING:
+    from poprun_py.running.supervise.launch_result import LaunchResult
     from poprun_py.running.watch.job_observer import JobObserver
 
 Reports = dict[int, dict[str, Any]]
@@ -90,6 +91,7 @@ class RunningJob:
         self.output = output
         self.folder = folder
         self._on_started = on_started
+        self._end_replies: list[Callable[[str], None]] = []
         self.control = control = ControlChannel(job.num_instances, self)
         self._peers = control.peers
         self.shutdown = JobShutdown(job, control, output.log, output.say, self._on_shutdown)
@@ -232,8 +234,20 @@ class RunningJob:
             self.observer.request(lambda view: answer(view.json_text(labels)), now)
         elif want == "holdings":
             answer(json.dumps(holdings(self.job, self._peers)))
+        elif want == "end":
+            self._end_replies.append(answer)
         else:
             answer("")
+
+    def answer_end(self, result: LaunchResult) -> None:
+        """Send the result of the job to the processes that have asked for its end."""
+        end = {
+            "exit_code": result.exit_code,
+            "reason": result.explanation,
+            "may_restart": result.may_restart,
+        }
+        for answer in self._end_replies:
+            answer(json.dumps(end))
 
     # --- frames ---------------------------------------------------------------------------
 

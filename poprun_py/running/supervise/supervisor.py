@@ -138,7 +138,9 @@ def _run(parts: RunningJob, selector: selectors.BaseSelector, signals: SignalPip
     view = parts.observer.finish(time.monotonic())
     output.show_panel(())
     _drain_output(parts, selector, signals)
-    return replace(_result(parts), view=view)
+    result = replace(_result(parts), view=view)
+    parts.answer_end(result)
+    return result
 
 
 def _environment(parts: RunningJob) -> dict[str, str]:

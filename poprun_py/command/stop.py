@@ -1,0 +1,139 @@
+"""The subcommand ``poprun-py stop``, which ends running jobs and waits for their end."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from popdist_py.environment import RESUME_EXIT_CODE
+from poprun_py.command.click_commands import HELP, parse_words
+from poprun_py.command.machine_jobs import MachineJob, find_job, jobs_of_machine
+from poprun_py.errors import StartError, TimeLimitError, UsageError
+from poprun_py.options.declared_options import OPTIONS
+from poprun_py.running.supervise.launcher_end import EndingLauncher, JobEnd
+from poprun_py.terminal import command_name, print_error, print_out
+
+# After this many seconds, a line tells what the command waits for.
+_QUIET_SECONDS = 2.0
+_HELP: Final = """End running jobs, and wait until all of their processes have ended.
+
+JOB is the name of a run, the folder of a run, or the process id of a launcher; poprun-py jobs lists
+them. The launcher ends its job as after SIGTERM: programs that call stopRequested() save a
+checkpoint at the same step, others get SIGTERM, and what still runs after the job's --grace is
+killed. A second stop of the same job kills it at once. If one JOB is not found, none is stopped.
+
+\b
+Exit codes:
+  0    all jobs have ended
+  2    a JOB is not the name of one job of yours; none was stopped
+  124  a job still ran after --timeout
+
+\b
+Examples:
+  poprun-py stop lr-3
+  poprun-py stop --timeout 2m lr-3 lr-4 4711
+"""
+STOP: Final = click.Command(
+    "stop",
+    help=_HELP,
+    add_help_option=False,
+    params=[
+        click.Argument(["jobs"], nargs=-1, metavar="JOB..."),
+        click.Option(
+            ["--timeout"],
+            metavar="TIME",
+            help="The longest time to wait for the end of the jobs, such as 90s or 5m. The jobs go"
+            " on ending after that time. Unset: no limit.",
+        ),
+        HELP,
+    ],
+)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run ``poprun-py stop`` with the arguments ``words`` and return the exit code.
+
+    Raises:
+        UsageError: An argument is not accepted, or does not name a running job of this user.
+        StartError: A launcher cannot be signalled.
+        TimeLimitError: A job has not ended in time.
+    """
+    values = parse_words(STOP, words)
+    if values is None:
+        return 0
+    names, seconds = values["jobs"], values["timeout"]
+    if not names:
+        raise UsageError(
+            "stop needs the name of a run or the process id of a launcher; "
+            f"{command_name()} jobs lists them"
+        )
+    timeout = None if seconds is None else OPTIONS["timeout"].read("--timeout", seconds)
+    known = jobs_of_machine()
+    # All names are looked up before the first job is stopped.
+    jobs = list({(job := find_job(name, known)).pid: job for name in names}.values())
+    stop_jobs(jobs, timeout)
+    return 0
+
+
+def stop_jobs(jobs: Sequence[MachineJob], timeout: float | None) -> None:
+    """Ask all jobs to end, wait for their ends, and print a line about each end.
+
+    Raises:
+        StartError: A launcher cannot be signalled.
+        TimeLimitError: A job has not ended after ``timeout`` seconds.
+    """
+    began = time.monotonic()
+    late = []
+    with contextlib.ExitStack() as opened:
+        launchers = []
+        for job in jobs:
+            with contextlib.suppress(ProcessLookupError):  # the job has ended by itself
+                launcher = EndingLauncher(job.pid, job.socket, job.start_ticks)
+                launchers.append((job, opened.enter_context(launcher)))
+                continue
+            print_out(f"{job.title} had ended")
+        for job, launcher in launchers:
+            try:
+                with contextlib.suppress(ProcessLookupError):
+                    launcher.end()
+            except OSError as error:
+                raise StartError(f"{job.title} cannot be signalled: {error.strerror}") from None
+        for job, launcher in launchers:
+            if _has_ended(job, launcher, began, timeout):
+                print_out(end_text(job, launcher.told_end(), time.monotonic() - began))
+            else:
+                late.append(job.title)
+    if late:
+        raise TimeLimitError(
+            f"--timeout {timeout:g} s: {', '.join(late)} still runs; --status shows its instances, "
+            "and a second stop kills them"
+        )
+
+
+def _has_ended(
+    job: MachineJob, launcher: EndingLauncher, began: float, timeout: float | None
+) -> bool:
+    """Wait for the end of a launcher; after some seconds, say so."""
+    quiet = _QUIET_SECONDS if timeout is None else min(_QUIET_SECONDS, timeout)
+    if launcher.wait(began + quiet - time.monotonic()):
+        return True
+    if timeout is None or timeout > _QUIET_SECONDS:
+        print_error(f"{command_name()}: waiting for the end of {job.title}")
+    return launcher.wait(None if timeout is None else began + timeout - time.monotonic())
+
+
+def end_text(job: MachineJob, end: JobEnd, seconds: float) -> str:
+    """Return the line about a job that has ended after ``seconds``."""
+    line = f"{job.title} ended after {seconds:.1f} s"
+    if job.socket is None:
+        return f"{line}: no program of it was running"
+    if end.exit_code is None:
+        return line
+    reason = f": {end.reason}" if end.reason else ""
+    if end.exit_code == RESUME_EXIT_CODE:
+        reason = " at a checkpoint, from which it can go on"
+    return f"{line} with exit code {end.exit_code}{reason}"
