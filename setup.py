@@ -31,16 +31,26 @@ class BuildPackages(build_py):
     """Writes the version into the wheel's packages, and the .pth file of the hook beside them."""
 
     def run(self):
-        """Build, then add; an editable install gets the .pth file alone."""
+        """Build, then add; an editable install gets the .pth file and links to the manual."""
         super().run()
         editable = getattr(self, "editable_mode", False)
         install = self.get_finalized_command("install")
         target = Path(install.install_purelib if editable else self.build_lib)
         target.mkdir(parents=True, exist_ok=True)
         (target / f"{_HOOK}.pth").write_text(f"import {_HOOK}\n")
-        if not editable:
+        if editable:
+            self._link_manual(Path(install.install_data, "share", "man", "man1"))
+        else:
             for name in _VERSIONED:
                 self._write_version(target / name)
+
+    def _link_manual(self, target):
+        """Link the manual pages: an editable install has no data_files, and man looks there."""
+        target.mkdir(parents=True, exist_ok=True)
+        for page in Path(__file__).resolve().with_name("docs").glob("man/*.1"):
+            link = target / page.name
+            link.unlink(missing_ok=True)
+            link.symlink_to(page)
 
     def _write_version(self, path):
         line = f'__version__ = "{self.distribution.get_version()}"'

@@ -90,8 +90,14 @@ def _command(words: Sequence[str]) -> int:
 def _run(values: dict[str, Any]) -> int:
     topic = values.pop("help", None)
     if topic is not None:
-        from poprun_py.options.help_pages import help_text
+        from poprun_py.options.help_pages import MANUAL, help_text
 
+        if topic == MANUAL:
+            from poprun_py.command.manual import show_manual
+
+            if show_manual():
+                return 0
+            topic = "all"  # without the page or the program man, this help has the most text
         print_out(help_text(topic, shutil.get_terminal_size((100, 24)).columns))
         return 0
     version_format = values.pop("version_format", None)

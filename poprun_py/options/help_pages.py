@@ -51,9 +51,12 @@ PLACES = (
     "command line takes precedence over variables, variables over the file, and the file over "
     "pyproject.toml."
 )
+# The help topic that shows the manual page, which this module does not contain.
+MANUAL = "manual"
 _DOCUMENTATION = (
-    "The manual: man {command}. Tutorials and how-to: docs/index.md of the source; make docs "
-    "builds it as a website."
+    "The manual: {command} --help manual, or man poprun-py in an activated environment. For users "
+    "of torchrun, mpirun, accelerate, srun or horovodrun: docs/other-launchers.md of the source. "
+    "Tutorials and how-to: docs/index.md; make docs builds it as a website."
 )
 
 
@@ -159,7 +162,7 @@ def _option(topic: str) -> HelpOption:
         from poprun_py.options.other_launchers import foreign_hint
 
         names = (name.removeprefix("--") for name in by_name)
-        topics = (*map(str.lower, GROUPS), *names, "all")
+        topics = (*map(str.lower, GROUPS), *names, "all", MANUAL)
         hint = foreign_hint(topic) if topic.startswith("-") else ""
         if hint:
             raise UsageError(f"--help {topic!r}{hint}") from None
@@ -181,6 +184,7 @@ def _write_short(formatter: click.HelpFormatter) -> None:
     with formatter.section(f"More help: {command_name()} --help TOPIC"):
         rows = [(group.lower(), purpose) for group, purpose in GROUPS.items()]
         rows += [("OPTION", "a single option, such as --help timeout"), ("all", "all options")]
+        rows += [(MANUAL, "the manual page")]
         formatter.write_dl(rows)
     formatter.write_paragraph()
     formatter.write_text(_DOCUMENTATION.format(command=command_name()))
