@@ -31,7 +31,7 @@ class BuildPackages(build_py):
     """Writes the version into the wheel's packages, and the .pth file of the hook beside them."""
 
     def run(self):
-        """Build, then add; an editable install gets the .pth file and links to the manual."""
+        """Build, then add; an editable install gets the .pth file and the manual pages."""
         super().run()
         editable = getattr(self, "editable_mode", False)
         install = self.get_finalized_command("install")
@@ -39,18 +39,10 @@ class BuildPackages(build_py):
         target.mkdir(parents=True, exist_ok=True)
         (target / f"{_HOOK}.pth").write_text(f"import {_HOOK}\n")
         if editable:
-            self._link_manual(Path(install.install_data, "share", "man", "man1"))
+            self.run_command("install_data")  # setuptools leaves the manual pages out
         else:
             for name in _VERSIONED:
                 self._write_version(target / name)
-
-    def _link_manual(self, target):
-        """Link the manual pages: an editable install has no data_files, and man looks there."""
-        target.mkdir(parents=True, exist_ok=True)
-        for page in Path(__file__).resolve().with_name("docs").glob("man/*.1"):
-            link = target / page.name
-            link.unlink(missing_ok=True)
-            link.symlink_to(page)
 
     def _write_version(self, path):
         line = f'__version__ = "{self.distribution.get_version()}"'

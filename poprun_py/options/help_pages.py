@@ -54,9 +54,8 @@ PLACES = (
 # The help topic that shows the manual page, which this module does not contain.
 MANUAL = "manual"
 _DOCUMENTATION = (
-    "The manual: {command} --help manual, or man poprun-py in an activated environment. For users "
-    "of torchrun, mpirun, accelerate, srun or horovodrun: docs/other-launchers.md of the source. "
-    "Tutorials and how-to: docs/index.md; make docs builds it as a website."
+    "The manual: {command} --help manual. Tutorials and how-to, also for users of torchrun, mpirun "
+    "or srun: docs/index.md of the source; make docs builds it as a website."
 )
 
 
@@ -184,7 +183,6 @@ def _write_short(formatter: click.HelpFormatter) -> None:
     with formatter.section(f"More help: {command_name()} --help TOPIC"):
         rows = [(group.lower(), purpose) for group, purpose in GROUPS.items()]
         rows += [("OPTION", "a single option, such as --help timeout"), ("all", "all options")]
-        rows += [(MANUAL, "the manual page")]
         formatter.write_dl(rows)
     formatter.write_paragraph()
     formatter.write_text(_DOCUMENTATION.format(command=command_name()))

@@ -159,6 +159,8 @@ def test_a_job_of_an_editable_install_without_flags(poprun, tmp_path, monkeypatc
     sources = copied_sources(tmp_path / "sources")
     install(python, "-e", sources)
     assert installed_where(python) == sources
+    pages = sorted(path.name for path in (tmp_path / "environment/share/man/man1").iterdir())
+    assert pages == sorted(path.name for path in (sources / "docs" / "man").iterdir())
     if importlib.util.find_spec("torchvision") is not None:
         assert_imports(python, ORDERS["torchvision first"], tmp_path)
     assert_runs(poprun, python, tmp_path, monkeypatch)
