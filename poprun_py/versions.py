@@ -1,13 +1,16 @@
 """The output of ``--version``: the version of poprun-py, or of all packages that jobs can use.
 
-Versions are read from the metadata of the packages, without importing them.
+Versions are read from the metadata of the packages, without importing them. In a checkout,
+``--version`` also tells the commit.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
+from pathlib import Path
 
 # Importing poprun_py here would be a circular import.
 _OURS: str = sys.modules[__name__.partition(".")[0]].__version__
@@ -25,12 +28,47 @@ _DEPENDENCIES = (
 )
 
 
+# The folder of the checkout, if the packages are used from a checkout.
+_ROOT = Path(__file__).resolve().parents[1]
+_GIT_SECONDS = 5
+
+
 def version_text(form: str) -> str:
     """Return the versions in the format ``text``, ``json``, ``full-text`` or ``full-json``."""
     found = versions(full=form.startswith("full-"))
+    commit = _commit(_ROOT)
     if form.endswith("json"):
-        return json.dumps(found, indent=2)
+        return json.dumps(found | ({"commit": commit} if commit else {}), indent=2)
+    if commit:
+        found["poprun-py"] += f" (commit {commit})"
     return "\n".join(f"{name} {version}" for name, version in found.items())
+
+
+def _commit(root: Path) -> str:
+    """Return the commit of a checkout, such as ``1af5e906, with changes``.
+
+    The result is empty if ``root`` is not the folder of a checkout, or git cannot read it.
+    """
+    if not (root / ".git").exists():
+        return ""
+    import subprocess
+
+    # Git sets variables such as GIT_DIR for the programs that it starts. They may name another
+    # repository.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    words = ("git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=8", "--dirty")
+    try:
+        done = subprocess.run(
+            words,
+            env={**environ, "GIT_OPTIONAL_LOCKS": "0"},
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if done.returncode else done.stdout.strip().replace("-dirty", ", with changes")
 
 
 def versions(*, full: bool) -> dict[str, str]:
