@@ -4,6 +4,9 @@ The heartbeat consists of a few integers in memory that this process shares with
 wrapper on this host. Counting a step takes one addition and a few stores. Without the launcher, the
 heartbeat uses private memory. This module imports only the standard library. After a stop request,
 the program itself must save a checkpoint and end.
+
+The steps of torch's optimizers are counted automatically (``count_automatically``) until the
+program counts a step itself or makes a PopTorch model.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import BinaryIO, SupportsFloat
 
 from popdist_py import activities, environment
 from popdist_py.activities.shared_words import map_words
-from popdist_py.environment import BETWEEN_CALLS, RESUME_EXIT_CODE
+from popdist_py.environment import AUTOMATIC, BETWEEN_CALLS, RESUME_EXIT_CODE
 
 __all__ = [
     "RESUME_EXIT_CODE",
@@ -46,6 +49,16 @@ _WAIT_SECONDS = 0.0005
 _words: memoryview | None = None
 _stacks_file: BinaryIO | None = None
 _has_stepped = False
+# Whether steps are counted only when the program asks for it, because it has counted a step itself,
+# has a PopTorch model, or is a forked child process.
+_is_explicit = False
+_has_model = False
+# The number of steps that were counted automatically since the start or the last resume.
+_num_automatic = 0
+# The time when torch's optimizer stepped first: None before this step, 0 once it is counted. It is
+# counted with the second one, because most programs that count their steps themselves do so between
+# the two. The launcher then never sees a step that is taken back.
+_first_ended: int | None = None
 
 
 def begin() -> None:
@@ -59,15 +72,21 @@ def begin() -> None:
 def expect() -> None:
     """Tell the launcher that training steps or model calls will follow.
 
-    The constructor of a PopTorch model calls this function.
+    The constructor of a PopTorch model calls this function, which ends automatic counting.
     """
-    (_words or _open())[_BEGUN] = _WILL_STEP
+    global _has_model
+    words = _words or _open()
+    _has_model = True
+    if not _is_explicit:
+        _end_automatic_counting(words)
+    words[_BEGUN] = _WILL_STEP
 
 
 def step(samples: int = 0, loss: SupportsFloat | None = None) -> None:
     """Count one more training step for the launcher.
 
-    ``popdist_py.poptorch`` calls this function once for each call of a training model. This
+    ``popdist_py.poptorch`` calls this function once for each call of a training model. The first
+    call ends automatic counting, and takes back the steps that were counted automatically. This
     function takes about two microseconds.
 
     Args:
@@ -81,6 +100,8 @@ def step(samples: int = 0, loss: SupportsFloat | None = None) -> None:
     """
     number = None if loss is None else _one_number(loss)
     words = _words or _open()
+    if not _is_explicit:
+        _end_automatic_counting(words)
     # The number of model calls since the last step is set to 0 before the step is counted. The
     # launcher therefore never reads a new step together with calls that belong to an earlier step.
     words[_CALLS] = 0
@@ -88,7 +109,70 @@ def step(samples: int = 0, loss: SupportsFloat | None = None) -> None:
     words[_DOING] = BETWEEN_CALLS
     activities.step_done(samples, number, done)
     if not _has_stepped:
-        _note_first_step()
+        watch_torch_waits()
+
+
+def count_automatically() -> bool:
+    """Count a step of torch's optimizer; return whether steps are still counted automatically.
+
+    The start hook calls this function after each step of the program's optimizer.
+    """
+    global _first_ended
+    if _is_explicit:
+        return False
+    words = _words or _open()
+    if _first_ended is None:
+        _first_ended = activities.begin_step()
+        atexit.register(_count_first_step)
+        return True
+    if _first_ended:
+        _count_first_step()
+    activities.step_done(number=_next_automatic_step(words))
+    return True
+
+
+def _count_first_step() -> None:
+    """Count the optimizer's first step now, unless it is counted or taken back."""
+    global _first_ended
+    if _first_ended and not _is_explicit:
+        number = _next_automatic_step(_words or _open())
+        activities.add_first_step(number, _first_ended)
+        _first_ended = 0
+
+
+def _next_automatic_step(words: memoryview) -> int:
+    """Set the counters to the next step, and return its number."""
+    global _num_automatic
+    _num_automatic += 1
+    words[_CALLS] = 0
+    words[_STEP] = done = int(words[_STEP]) + 1
+    words[_DOING] = AUTOMATIC
+    return done
+
+
+def _end_automatic_counting(words: memoryview) -> None:
+    """Take back the steps that were counted automatically, and count no more of them."""
+    global _is_explicit, _num_automatic
+    _is_explicit = True
+    if _first_ended is not None:
+        words[_STEP] -= _num_automatic
+        words[_DOING] = BETWEEN_CALLS
+        activities.forget_steps()
+        _num_automatic = 0
+
+
+def _count_nothing_in_child() -> None:
+    """Count no steps automatically in a forked child process, such as a loader's worker."""
+    global _is_explicit
+    _is_explicit = True
+
+
+os.register_at_fork(after_in_child=_count_nothing_in_child)
+
+
+def has_model() -> bool:
+    """Tell whether the program has made a PopTorch model, whose calls report their activities."""
+    return _has_model
 
 
 def _one_number(loss: SupportsFloat) -> float:
@@ -149,7 +233,9 @@ def resume(step: int) -> None:
         raise TypeError(f"step={step!r}: the number of training steps done is expected") from None
     if step < 0:
         raise ValueError(f"step={step}: the number of training steps done is expected")
+    global _num_automatic
     words = _words or _open()
+    _num_automatic = 0
     words[_RESUMED] = step
     words[_CALLS] = 0
     words[_STEP] = step
@@ -193,12 +279,14 @@ def lent_terminal() -> int:
     return int((_words or _open())[_TERMINAL])
 
 
-def _note_first_step() -> None:
-    """Start to count the time that the program waits in torch.distributed.
+def watch_torch_waits() -> None:
+    """Start to count the time that the program waits in torch.distributed; later calls do nothing.
 
     This begins at the first step, because programs set up torch.distributed before it.
     """
     global _has_stepped
+    if _has_stepped:
+        return
     _has_stepped = True
     from popdist_py.activities import torch_waits
 

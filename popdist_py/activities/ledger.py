@@ -47,6 +47,9 @@ _NANOSECONDS: Final = 16  # the time of activity 0; each activity has one word
 # environment.COLLECTIVES. The higher bits of _CALL contain the number of the call, counted from 1.
 # The word _CALL_BEGAN contains the time when the last collective began.
 _CALL, _CALL_BEGAN = 26, 27
+# The word _FIRST_ROW contains the number of steps that were counted automatically and then taken
+# back. Their rows do not count for the speed of the program.
+_FIRST_ROW = 29
 _NUMBER_SHIFT, _CALL_BITS = 8, 0xFF
 _CALLS: Final = {name: code << 1 for code, name in enumerate(COLLECTIVES) if name}
 # A ring buffer in the shared memory stores the last training steps, one row for each step. The
@@ -72,7 +75,7 @@ _UNKNOWN_BITS: Final = 0x7FF8_7374_6570_6C6F
 (_UNKNOWN_LOSS,) = struct.unpack("=d", struct.pack("=q", _UNKNOWN_BITS))
 
 _WAITING, _COMPILING = _NANOSECONDS + WAITING, _NANOSECONDS + COMPILING
-_COMPUTING = _NANOSECONDS + COMPUTING
+_OTHER, _COMPUTING = _NANOSECONDS + OTHER, _NANOSECONDS + COMPUTING
 _SAVING, _VALIDATING = _NANOSECONDS + SAVING, _NANOSECONDS + VALIDATING
 
 
@@ -99,7 +102,7 @@ class Listener(Protocol):
         """
 
     def step(self, begin: int, end: int, /) -> None:
-        """Handle the end of a training step in which no time was counted as COMPUTING."""
+        """Handle the end of a training step in which no block of COMPUTING was counted."""
 
 
 _words: memoryview | None = None
@@ -108,6 +111,8 @@ _waited_beside = 0  # The nanoseconds that uncounted threads have waited for oth
 _is_program = True  # Whether this process is the program itself, not a fork of it.
 _num_calls = 0  # The number of collectives that have begun.
 _listener: Listener | None = None
+# The nanoseconds of the program's own code that were counted as COMPUTING afterwards.
+_computed_by_own_code = 0
 # The first number is the time when the last step ended (0 before the first step). The other three
 # numbers are nanoseconds that were counted up to the end of the last step: outside steps
 # (compiling, saving and validating), waiting, and computing.
@@ -240,11 +245,8 @@ def step_done(samples: int = 0, loss: float | None = None, number: int | None = 
     if get_ident() != _owner:
         _count_here()
     began, beside_before, waited_before, computed_before = _last_step
-    beside = words[_COMPILING] + words[_SAVING] + words[_VALIDATING]
-    waited, computed = words[_WAITING], words[_COMPUTING]
-    _last_step = (now, beside, waited, computed)
+    _last_step = _, beside, waited, computed = now, *_counted_beside(words)
     words[_SAMPLES] += samples
-    steps = words[_STEPS]
     taken = own = _UNTIMED
     if began:
         taken = max(0, now - began - (beside - beside_before))
@@ -256,22 +258,66 @@ def step_done(samples: int = 0, loss: float | None = None, number: int | None = 
         loss = _UNKNOWN_LOSS
     elif loss != loss:
         loss = math.nan  # this NaN differs from the bits of an unknown loss
-    _ROW.pack_into(
-        words,
-        8 * (_ROWS + steps % _RING * _ROW_WORDS),
-        steps + 1 if number is None else number,
-        now,
-        taken,
-        own,
-        samples,
-        loss,
-    )
+    steps = words[_STEPS]
+    _write_end(words, _LAST_END, now)
+    if steps == words[_FIRST_ROW]:
+        _write_end(words, _FIRST_END, now)
+    number = steps + 1 if number is None else number
+    _write_row(words, number, now, taken, own, samples, loss)
+
+
+def begin_step() -> int:
+    """Let the next training step begin now, and return the time.
+
+    If no step is counted yet, the caller may count a first step that ends now, afterwards.
+    """
+    global _last_step
+    words = _words or _open()
+    if get_ident() != _owner:
+        _count_here()
+    now = time.monotonic_ns()
+    _last_step = now, *_counted_beside(words)
+    if words[_STEPS] == words[_FIRST_ROW]:
+        _write_end(words, _FIRST_END, now)
+    return now
+
+
+def add_first_step(number: int, ended: int) -> None:
+    """Count a first training step, which ended when ``begin_step`` returned ``ended``."""
+    words = _words or _open()
+    words[_LAST_END : _LAST_END + _END_WORDS] = words[_FIRST_END : _FIRST_END + _END_WORDS]
+    _write_row(words, number, ended, _UNTIMED, _UNTIMED, 0, _UNKNOWN_LOSS)
+
+
+def forget_steps() -> None:
+    """Take back all training steps; the next step has an unknown begin, like a first step."""
+    global _last_step
+    words = _words or _open()
+    _last_step = (0, 0, 0, 0)
+    words[_TIMED_STEPS] = 0
+    words[_FIRST_ROW] = words[_STEPS]
+
+
+def _counted_beside(words: memoryview) -> tuple[int, int, int]:
+    """Return the nanoseconds counted outside steps, as waiting, and in blocks of COMPUTING."""
+    beside = words[_COMPILING] + words[_SAVING] + words[_VALIDATING]
+    return beside, words[_WAITING], words[_COMPUTING] - _computed_by_own_code
+
+
+def _write_end(words: memoryview, place: int, ended: int) -> None:
+    """Write the times of all activities at the end of a step, to one of the last two rows."""
     spent = words[_NANOSECONDS : _NANOSECONDS + len(NAMES)]
-    words[_LAST_END + 1 : _LAST_END + _END_WORDS] = spent
-    words[_LAST_END] = now
-    if not steps:
-        words[_FIRST_END + 1 : _FIRST_END + _END_WORDS] = spent
-        words[_FIRST_END] = now
+    words[place + 1 : place + _END_WORDS] = spent
+    words[place] = ended
+
+
+def _write_row(
+    words: memoryview, number: int, ended: int, taken: int, own: int, samples: int, loss: float
+) -> None:
+    """Write the row of a step into the ring buffer."""
+    steps = words[_STEPS]
+    offset = 8 * (_ROWS + steps % _RING * _ROW_WORDS)
+    _ROW.pack_into(words, offset, number, ended, taken, own, samples, loss)
     # The step counter is written after the row, so that the wrapper reads only complete rows.
     words[_STEPS] = steps + 1
 
@@ -287,6 +333,30 @@ def count_as_waiting(nanoseconds: int) -> None:
     if nanoseconds > 0 and get_ident() == _owner:
         words[_NANOSECONDS + words[_ACTIVITY]] -= nanoseconds
         words[_WAITING] += nanoseconds
+
+
+def own_time() -> int:
+    """Return the nanoseconds counted as OTHER until now; -1 if this thread's time is not OTHER."""
+    words = _words or _open()
+    if words[_ACTIVITY] != OTHER or get_ident() != _owner:
+        return -1
+    return int(words[_OTHER]) + time.monotonic_ns() - int(words[_SINCE])
+
+
+def count_own_as(activity: int, since: int) -> None:
+    """Move the time of OTHER after an ``own_time`` of ``since`` to ``activity``.
+
+    A block that has ended can so be counted without its nested activities. Nothing is moved if
+    ``since`` is -1.
+    """
+    global _computed_by_own_code
+    until = own_time()
+    if 0 <= since < until:
+        words = _words or _open()
+        words[_OTHER] -= until - since
+        words[_NANOSECONDS + activity] += until - since
+        if activity == COMPUTING:
+            _computed_by_own_code += until - since
 
 
 def listen(listener: Listener | None) -> None:

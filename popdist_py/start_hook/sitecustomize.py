@@ -1,9 +1,9 @@
 """Prepares a Python process that starts with this folder on PYTHONPATH, such as an instance.
 
 Programs can import emulated packages under the SDK's names, such as poptorch. Programs with
-torch.distributed can use the back end popdist. MPI's sockets are limited to the job's network. The
-module multiprocessing makes its sockets in the job's folder. Waiting OpenMP threads spin for about
-a millisecond before they sleep.
+torch.distributed can use the back end popdist. The steps of torch's optimizers are counted. MPI's
+sockets are limited to the job's network. The module multiprocessing makes its sockets in the job's
+folder. Waiting OpenMP threads spin for about a millisecond before they sleep.
 
 At the end, this module removes its folder from ``sys.path`` and runs the user's ``sitecustomize``.
 The folder stays on PYTHONPATH, so this module also runs in every Python process that a program
@@ -29,6 +29,13 @@ def _add_back_end() -> None:
     import popdist_torch_distributed  # type: ignore[import-not-found]
 
     popdist_torch_distributed.start()
+
+
+def _count_steps() -> None:
+    """Count the steps of torch's optimizers when the program imports torch."""
+    import popdist_torch_steps  # type: ignore[import-not-found]
+
+    popdist_torch_steps.start()
 
 
 def _keep_mpi() -> None:
@@ -67,6 +74,7 @@ def _step_aside() -> None:
 
 _add_names()
 _add_back_end()
+_count_steps()
 _keep_mpi()
 _keep_sockets()
 _let_threads_sleep()

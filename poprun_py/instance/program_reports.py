@@ -133,6 +133,7 @@ class ProgramReports:
     def send_end(self, usage: "struct_rusage") -> None:
         """Report at once how the program ended, because a failure ends the whole job."""
         memory = self.memory
+        is_without_calls = memory.is_automatic() or not memory.counts_steps()
         oom_kills, limit_bytes = memory_kills_and_limit()
         self.end = {
             "code": self._program.exit_code,
@@ -141,7 +142,8 @@ class ProgramReports:
             "memory_limit_bytes": limit_bytes,
             "oom_kills": oom_kills - self._oom_kills_before,
             "progress": memory.progress(),
-            "call": None if memory.counts_steps() else memory.last_collective(),
+            # The last collective tells more than a step that the program did not report itself.
+            "call": memory.last_collective() if is_without_calls else None,
             "polls": memory.polls(),
             "trained_alone": memory.trained_alone(),
             "started": self._program.started_ns,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # Indices of the 8-byte words of the shared memory that popdist_py/heartbeat.py uses.
 _STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN, _CALLS, _RESUMED, _DOING = range(8)
 _DEBUGGED, _TERMINAL = 8, 9
+# The value of the word _DOING of a program whose steps are counted automatically.
+_AUTOMATIC = 4
 # The value of the word _BEGUN if the program will count training steps.
 _WILL_STEP = 2
 # The values of _ACTIVITY during a wait for other instances and during work on a checkpoint.
@@ -30,6 +32,8 @@ _NANOSECONDS, _NUM_ACTIVITIES = 16, 10
 # the collective, its kind (7 bits), and a bit that tells whether it is running. The second word is
 # the time when the collective began.
 _CALL, _CALL_BEGAN = 26, 27
+# The index of the word with the number of steps that were taken back (popdist_py/heartbeat.py).
+_FIRST_ROW = 29
 # The index of the word for the id of a process whose main thread ended with an exception.
 _FAILED = 28
 # The index of the word that is 1 if the program trained a model separately from the other instances
@@ -96,6 +100,10 @@ class ProgressMemory:
         progress = self.progress()
         return progress is not None and (self._words[_BEGUN] == _WILL_STEP or any(progress))
 
+    def is_automatic(self) -> bool:
+        """Return whether the program's steps are counted without calls of the program."""
+        return self._words[_DOING] == _AUTOMATIC
+
     def last_collective(self) -> "list[float]":
         """Return the last collective that the program began; zeros before the first collective.
 
@@ -113,8 +121,13 @@ class ProgressMemory:
         return self._words[_SEPARATE] == 1 and not self._words[_CALL]
 
     def waits(self) -> bool:
-        """Return whether the program waits for other instances in a collective of the library."""
-        return self._words[_ACTIVITY] == _WAITING
+        """Return whether the program waits for other instances in a collective of the library.
+
+        If steps are counted automatically, waiting in a collective of torch does not count. Its
+        bytes may still be on their way, which a program's steps do not show.
+        """
+        is_waiting = self._words[_ACTIVITY] == _WAITING
+        return is_waiting and (not self.is_automatic() or bool(self._words[_CALL] & 1))
 
     def saves(self) -> bool:
         """Return whether the program saves or loads a checkpoint of the library."""
@@ -150,7 +163,7 @@ class ProgressMemory:
         # activity, so the time that is missing in the sum is added to the current activity.
         spent[activity if 0 <= activity < _NUM_ACTIVITIES else 0] += now - began - sum(spent)
         timed = words[_TIMED_STEPS]
-        rows = self.steps(max(0, words[_STEPS] - _LAST_STEPS))["rows"]
+        rows = self.steps(max(words[_FIRST_ROW], words[_STEPS] - _LAST_STEPS))["rows"]
         timed_rows = [row for row in rows if row[_TAKEN] != _UNTIMED]
         return {
             "now": now,

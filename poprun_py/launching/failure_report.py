@@ -154,24 +154,33 @@ def _hang_sentence(result: LaunchResult, index: int, label: Label) -> str:
 def _hung_places(result: LaunchResult, instance: InstanceResult) -> list[str]:
     """Return texts that say where an instance hangs.
 
-    For an instance that counts steps, one text names the current step. For other instances, the
-    texts name the last collective operation and the source lines of the stacks.
+    For an instance that counts steps, one text names the current step. If the instance does not
+    count its steps itself, the texts name the last collective operation and the source lines of the
+    stacks.
     """
-    if instance.progress is not None and instance.progress.counts:
-        return [_step_place(instance.progress)]
+    progress = instance.progress
+    steps = [_step_place(progress)] if progress is not None and progress.counts else []
+    if steps and not (progress and progress.is_automatic):
+        return steps
     last = instance.collective
     stacks = [group for group in result.stacks if instance.index in group.instances]
     lines = [] if last is not None and last.goes_on else [stack_place(each) for each in stacks]
-    places = [_collective_place(last) if last is not None else "", *lines]
+    if last is not None and (last.goes_on or not steps):
+        steps.append(_collective_place(last))
+    places = [*steps, *lines]
     return places if any(places) else [_place(instance)]
 
 
 def _place(instance: InstanceResult) -> str:
     """Return a text that names an instance's current step or collective; empty if unknown."""
     progress, collective = instance.progress, instance.collective
-    if collective is not None and (progress is None or not progress.counts):
-        return _collective_place(collective)
-    return "" if progress is None else _step_place(progress)
+    is_counted = progress is not None and progress.counts
+    places = []
+    if progress is not None and (is_counted or collective is None):
+        places.append(_step_place(progress))
+    if collective is not None and (collective.goes_on or not is_counted):
+        places.append(_collective_place(collective))
+    return ", ".join(places)
 
 
 def _collective_place(last: Collective) -> str:

@@ -50,6 +50,10 @@ class HangDetector:
     compiling equals the time limit for a first step. If a wrapper sends no samples, only the steps
     of its instance count.
 
+    If the steps of an instance are counted automatically, the program does not report validations
+    and waits between its steps. Such an instance hangs only if no other instance is working, and
+    with "auto" it may always be idle for two minutes.
+
     Args:
         limit: Seconds without a step, or "auto": 20 times the median step or twice the longest time
             without a step, whichever is longer, and at least 10 s. The first step, and compiling,
@@ -158,7 +162,7 @@ class HangDetector:
         if all(limit == _INFINITY for _, limit in limits):
             return self.activity.hung(now)
         idle = [instance for instance in self._progress if self._is_idle(instance, now)]
-        is_each_waiting = all(self.activity.of(index).is_waiting for index in idle)
+        is_each_waiting = all(map(self._may_wait, idle))
         if is_each_waiting and self._is_any_other_working(idle, now):
             return ()
         return tuple(sorted(idle, key=lambda index: (self._progress[index][1], index)))
@@ -175,7 +179,7 @@ class HangDetector:
             if index not in waiting:
                 self.activity.of(index).mark_working(now)
         hung = self.hung(now)
-        is_each_waiting = all(i in waiting or self.activity.of(i).is_waiting for i in hung)
+        is_each_waiting = all(i in waiting or self._may_wait(i) for i in hung)
         if self.counts_steps and is_each_waiting and self._is_any_other_working(hung, now):
             for index in hung:
                 self.activity.of(index).mark_working(now)
@@ -200,6 +204,11 @@ class HangDetector:
         is_sampled = activity.has_recent_sample(now, unsampled)
         return not is_sampled or activity.is_idle(now, self._idle_limit(index))
 
+    def _may_wait(self, index: int) -> bool:
+        """Tell whether an idle instance may be waiting for others, as far as samples show it."""
+        is_automatic = index in self._progress and self._progress[index][0].is_automatic
+        return is_automatic or self.activity.of(index).is_waiting
+
     def _is_any_other_working(self, idle: Iterable[int], now: float) -> bool:
         """Tell whether the ``idle`` instances may be waiting for a working instance."""
         idle = set(idle)
@@ -214,14 +223,17 @@ class HangDetector:
         """Return the time limit of an idle instance; None for the limit of ``activity``."""
         if index not in self._progress:
             return None
-        limit = self._step_limit(self._progress[index][0])
+        progress = self._progress[index][0]
+        limit = self._step_limit(progress)
         sample = self.activity.of(index).sample
         if limit == _INFINITY or sample is None:
             return None
         if sample.saves:
             return storage_limit(limit)
-        is_certain = self._fixed_limit is not None or sample.waits or sample.stopped
-        return limit if is_certain else max(AUTO_IDLE_SECONDS, limit)
+        is_certain = (sample.waits or sample.stopped) and not progress.is_automatic
+        if is_certain or self._fixed_limit is not None:
+            return limit
+        return max(AUTO_IDLE_SECONDS, limit)
 
     def _step_limit(self, progress: Progress) -> float:
         is_compiling = progress.kind == COMPILING

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from popdist_py.environment import (
+    AUTOMATIC,
     BETWEEN_CALLS,
     COLLECTIVES,
     COMPILING,
@@ -36,7 +37,7 @@ class Progress:
             the program resumed.
         calls: The number of other calls since the last training step, such as for a validation.
         resumed: The training step of the checkpoint from which the program resumed; 0 for none.
-        doing: The current activity, such as ``TRAINING`` or ``COMPILING``.
+        doing: The current activity, such as ``TRAINING`` or ``COMPILING``, or ``AUTOMATIC``.
     """
 
     step: int
@@ -50,6 +51,11 @@ class Progress:
         if self.doing in (TRAINING, INFERENCE, COMPILING):
             return self.doing
         return INFERENCE if self.calls else TRAINING
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the steps are those of torch's optimizer, which the program does not report."""
+        return self.doing == AUTOMATIC
 
     @property
     def counts(self) -> bool:

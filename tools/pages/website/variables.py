@@ -36,6 +36,11 @@ VARIABLES: dict[str, dict[str, str]] = {
         ),
         "POPDIST_NETWORK": "Interface or CIDR of the network between the hosts.",
     },
+    "Instances: observation": {
+        "POPDIST_COUNT_STEPS": (
+            "`no`: the steps of torch's optimizers are not counted, and their loops not observed."
+        ),
+    },
     "Instances: PopTorch": {
         "POPTORCH_LOG_LEVEL": "Level of the log of `poptorch`. Unset: `WARN`.",
         "POPTORCH_CACHE_DIR": "Folder in which compiled executables are kept.",

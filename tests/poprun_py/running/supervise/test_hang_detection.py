@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from popdist_py.environment import COMPILING, INFERENCE, TRAINING
+from popdist_py.environment import AUTOMATIC, COMPILING, INFERENCE, TRAINING
 from poprun_py.running.supervise.activity_monitor import ActivitySample as Sample
 from poprun_py.running.supervise.hang_detection import HangDetector
 from poprun_py.running.supervise.launch_result import Progress
@@ -306,3 +306,57 @@ def test_with_auto_and_too_few_steps_the_activity_decides():
         if detector.check(float(second), is_blocked=False):
             found = found or second
     assert found == 121
+
+
+def trained_automatically(detector, instances=2):
+    """Let instances make short steps that are counted automatically; return the last's time."""
+    for index in range(instances):
+        detector.activity.add(index, now=0.0)
+    for step in range(21):
+        for index in range(instances):
+            detector.record_progress(index, Progress(step, doing=AUTOMATIC), 0.1 * step)
+    assert detector.limit() == 10.0
+    return 2.0
+
+
+def sampled(detector, now, *awake_seconds, **sample):
+    for index, awake in enumerate(awake_seconds):
+        values = {"at": now, "awake_seconds": awake, **sample}
+        detector.activity.record(index, Sample(**values), now)
+
+
+@pytest.mark.parametrize("limit", ["auto", 5.0])
+def test_a_plain_loop_may_evaluate_between_its_steps(limit):
+    """Instance 0 evaluates for an hour, and instance 1 waits for it in any way."""
+    detector = HangDetector(limit)
+    if limit == "auto":
+        began = trained_automatically(detector)
+    else:
+        began = 0.0
+        for index in range(2):
+            detector.activity.add(index, now=0.0)
+            detector.record_progress(index, Progress(3, doing=AUTOMATIC), 0.0)
+    for second in range(0, 3600, 2):
+        now = began + second
+        sampled(detector, now, float(second), 0.0)
+        assert detector.hung(now) == ()
+        assert detector.confirm((), (), now) == ()
+
+
+def test_a_plain_loop_that_waits_for_a_download_has_two_minutes():
+    detector = HangDetector("auto")
+    began = trained_automatically(detector)
+    for second in range(0, 130, 2):
+        sampled(detector, began + second, 0.0, 0.0, waits=second > 4)
+        assert detector.hung(began + second) == (() if second < 120 else (0, 1))
+
+
+def test_a_plain_loop_that_stops_hangs_at_a_fixed_limit():
+    detector = HangDetector(5.0)
+    for index in range(2):
+        detector.activity.add(index, now=0.0)
+        detector.record_progress(index, Progress(3, doing=AUTOMATIC), float(index))
+    sampled(detector, 1.0, 0.0, 0.0)
+    sampled(detector, 6.5, 0.0, 0.0)
+    assert detector.hung(6.5) == (0, 1)
+    assert detector.progress_counts() == {0: (3, 0), 1: (3, 0)}
