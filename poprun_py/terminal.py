@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from poprun_py.display.formatting import clock_text
 from poprun_py.errors import LaunchError, StartError, UnwritableError
@@ -132,8 +132,37 @@ def may_be_lost() -> Iterator[None]:
 
 
 def print_error(text: str) -> None:
-    """Print to standard error at once; the text is lost if standard error cannot be written."""
-    _write_to_stderr(f"{text}\n")
+    """Print to standard error at once; the text is lost if standard error cannot be written.
+
+    On a terminal, the launcher's messages in the text are wrapped at words.
+    """
+    columns = columns_of(sys.stderr) if can_erase(os.environ) else None
+    _write_to_stderr(f"{wrapped_messages(text, columns)}\n")
+
+
+def wrapped_messages(text: str, columns: int | None) -> str:
+    """Return text whose lines with the command's name are wrapped at words to ``columns``.
+
+    Other lines, such as the table or the traceback of a report, are not changed. If ``columns`` is
+    None, no line is changed.
+    """
+    if columns is None or (text.isascii() and len(text) <= columns):
+        return text
+    from poprun_py.display.terminal_rows import wrapped
+
+    name = f"{command_name()}: "
+    lines = text.split("\n")
+    return "\n".join(wrapped(each, columns) if each.startswith(name) else each for each in lines)
+
+
+def columns_of(stream: TextIO | int | None) -> int | None:
+    """Return the number of columns of the terminal of a stream or descriptor; None if unknown."""
+    try:
+        descriptor = stream if isinstance(stream, int) or stream is None else stream.fileno()
+        columns = 0 if descriptor is None else os.get_terminal_size(descriptor).columns
+    except (OSError, ValueError):
+        return None
+    return columns or None
 
 
 def print_problem(text: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import pty
 import re
 import sys
+import termios
 
 import pytest
 
@@ -98,3 +101,36 @@ def test_a_message_while_the_job_waits_replaces_the_row_on_the_terminal(capsys, 
     console.waiting(2, "")
     console.log("later")
     assert capsys.readouterr().err.count("\r") == 1
+
+
+LONG = "the folder /a/b has no room, so that the output of these instances is not kept"
+
+
+def on_a_terminal(columns, **variables):
+    """Return what print_warning writes to a terminal."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
+    with os.fdopen(theirs, "w") as stream, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", stream)
+        patch.setenv("TERM", variables.get("TERM", "xterm"))
+        terminal.print_warning(LONG)
+        terminal.print_error("a table   " * 10)
+    written = b""
+    with contextlib.suppress(OSError), os.fdopen(ours, "rb", buffering=0) as reader:
+        while data := reader.read(1 << 16):
+            written += data
+    return written.decode().replace("\r\n", "\n")
+
+
+def test_messages_are_wrapped_at_words_on_a_terminal_only(capsys):
+    terminal.print_warning(LONG)
+    line = f"poprun-py: warning: {LONG}\n"
+    assert capsys.readouterr().err == line
+    table = "a table   " * 10 + "\n"
+    assert on_a_terminal(200) == on_a_terminal(40, TERM="dumb") == line + table
+    assert on_a_terminal(0) == line + table  # a terminal that does not know its size
+    assert on_a_terminal(40) == (
+        "poprun-py: warning: the folder /a/b has\n"
+        "  no room, so that the output of these\n"
+        "  instances is not kept\n" + table
+    )

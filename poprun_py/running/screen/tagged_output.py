@@ -208,9 +208,15 @@ class Screen:
     """
 
     def __init__(
-        self, write: Callable[[bytes], None], *, is_terminal: bool = False, can_erase: bool = True
+        self,
+        write: Callable[[bytes], None],
+        *,
+        is_terminal: bool = False,
+        can_erase: bool = True,
+        columns: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._write = write
+        self._columns = columns
         self.is_terminal = is_terminal
         self._can_erase = can_erase
         self.maps_newlines = True  # Whether a newline moves the cursor to the first column.
@@ -307,10 +313,15 @@ class Screen:
             self._bars.pop(stream, None)
         return data
 
-    def insert(self, line: bytes) -> None:
+    @property
+    def num_columns(self) -> int | None:
+        """The number of columns of a terminal whose lines can be erased; None for other output."""
+        return self._columns() if self.is_terminal and self._can_erase else None
+
+    def insert(self, lines: bytes) -> None:
         """Write a message of the launcher; on a terminal, show the unfinished line again below."""
         redraw = self._close_open_line()
-        self._write(line + self._end_of_row + redraw)
+        self._write(lines.replace(b"\n", self._end_of_row) + self._end_of_row + redraw)
 
     def _close_open_line(self) -> bytes:
         """Erase or end the open (unfinished) line; return the bytes that show the line again."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from poprun_py.display.formatting import ranges_text
@@ -19,7 +20,14 @@ from poprun_py.running.screen.repeated_warnings import RepeatedWarnings
 from poprun_py.running.screen.tagged_output import OutputStream, Screen, Sink, make_stream
 from poprun_py.running.supervise.control_channel import Peer
 from poprun_py.running.supervise.job_description import Job
-from poprun_py.terminal import can_erase, command_name, has_cursor, may_colour
+from poprun_py.terminal import (
+    can_erase,
+    columns_of,
+    command_name,
+    has_cursor,
+    may_colour,
+    wrapped_messages,
+)
 
 if TYPE_CHECKING:
     from poprun_py.running.screen.traceback_parsing import InterruptTracebacks
@@ -85,6 +93,7 @@ class InstanceOutput:
                 writers[id(sink)],
                 is_terminal=sink.is_terminal,
                 can_erase=can_erase(job.command.environ),
+                columns=partial(columns_of, sink.descriptor),
             )
             for sink in self._sinks
         }
@@ -206,7 +215,7 @@ class InstanceOutput:
 
     def say(self, sentence: str) -> None:
         """Write a message of the launcher that is shown at any verbosity."""
-        self._screens[_STDERR].insert(_line(sentence))
+        self._insert(sentence)
 
     def begin_report(self) -> None:
         """End the unfinished line of a program on stderr, before the launcher's report."""
@@ -333,12 +342,14 @@ class InstanceOutput:
     def _warn_of_incomplete_files(self) -> None:
         if self._files.trouble and not self._has_warned:
             self._has_warned = True
-            self._screens[_STDERR].insert(_line(f"warning: {self._files.trouble}"))
+            self._insert(f"warning: {self._files.trouble}")
 
-
-def _line(sentence: str) -> bytes:
-    """Return a message as bytes; undecodable bytes of a path are escaped."""
-    return f"{command_name()}: {sentence}".encode(errors="backslashreplace")
+    def _insert(self, sentence: str) -> None:
+        """Write a message of the launcher to stderr; undecodable bytes of a path are escaped."""
+        screen = self._screens[_STDERR]
+        line = f"{command_name()}: {sentence}"
+        text = line.encode(errors="backslashreplace").decode()
+        screen.insert(wrapped_messages(text, screen.num_columns).encode())
 
 
 def _is_same_terminal(one: int, other: int) -> bool:

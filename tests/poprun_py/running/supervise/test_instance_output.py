@@ -166,6 +166,27 @@ def test_the_panel_is_written_at_once_and_removed_at_the_end(monkeypatch):
     assert screen_of(seen.decode(), columns=100, rows=30) == ["[1,0]<stdout>:line"]
 
 
+def test_a_message_during_the_job_is_wrapped_on_a_terminal_only(start):
+    sentence = "instance 1 has made no step for ten seconds, and instance 0 waits for it"
+    output, _, shown = start()
+    output.say(sentence)
+    assert shown() == f"poprun-py: {sentence}\n"
+    ours, theirs = pty.openpty()
+    try:
+        termios.tcsetwinsize(theirs, (30, 50))
+        output = InstanceOutput(a_job(environ={"TERM": "xterm"}), (theirs, theirs), print)
+        output.say(sentence)
+        rows = os.read(ours, 1 << 16).decode().splitlines()
+        output.close()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert rows == [
+        "poprun-py: instance 1 has made no step for ten",
+        "  seconds, and instance 0 waits for it",
+    ]
+
+
 @pytest.mark.parametrize("form", ["tag", "plain"])
 def test_after_ctrl_c_tracebacks_of_interrupts_are_short_except_as_plain_bytes(start, form):
     output, peers, shown = start(output=form)
