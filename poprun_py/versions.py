@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import sys
+from functools import cache
 from pathlib import Path
 
 # Importing poprun_py here would be a circular import.
@@ -80,6 +81,7 @@ def versions(*, full: bool) -> dict[str, str]:
     return found
 
 
+@cache
 def _installed(name: str) -> str:
     # importlib.metadata imports the email package, which would delay a launch.
     from importlib import metadata

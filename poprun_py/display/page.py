@@ -27,6 +27,7 @@ _NUMBER: Final = re.compile(r"[-+]?[\d.,]+( ?(%|x|[kMG]?i?B|ms|s|min|h|us|W))?|-
 # Characters that XML forbids or browsers do not show. A regular expression of the allowed
 # characters would take ten times as long to compile.
 _UNSHOWABLE: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+_PAGE_TEMPLATE: Final = "page.html.jinja"
 _PLOTLY_FILE: Final = "package_data/plotly.min.js"
 # Compression at level 4 takes half of the time of gzip's default level, and the result is hardly
 # larger.
@@ -205,7 +206,7 @@ def page(
     rows = (part.charts if isinstance(part, ChartRow) else [part] for part in parts)
     figures = [each.figure for row in rows for each in row if isinstance(each, Chart)]
     return _rendered(
-        "page.html.jinja",
+        _PAGE_TEMPLATE,
         title=title,
         sections=shown,
         lead=lead,
@@ -275,6 +276,12 @@ def showable(text: str) -> str:
 @cache
 def _file(name: str) -> str:
     return (_FOLDER / name).read_text("ascii")
+
+
+def load_templates() -> None:
+    """Import Jinja2 and compile the templates of a page, so that ``page`` takes less time later."""
+    for name in ("parts.html.jinja", _PAGE_TEMPLATE):
+        _templates().get_template(name)
 
 
 def _rendered(template: str, **values: object) -> str:

@@ -1,31 +1,45 @@
 """Process control by signals, limits of open files, and the adoption of orphans.
 
-A function imports ctypes only if Python does not offer the function's system call.
+Python does not offer the system call prctl, so ``load_prctl`` calls it in the C library.
 """
 
 import os
 
 from poprun_py import process_info
-from poprun_py.instance.quick_imports import signal
+from poprun_py.instance.quick_imports import load_prctl, signal
+
+TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
 
-def _prctl(option: int, value: object) -> bool:
-    import ctypes
+# What ``load_prctl`` returned, empty before the first call: the wrapper and the program that it
+# forks need prctl once each.
+_loaded: "list[tuple[Callable[..., int], type, Callable[[Any], object]]]" = []
 
-    return bool(ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0)
+
+def _functions() -> "tuple[Callable[..., int], type, Callable[[Any], object]]":
+    if not _loaded:
+        _loaded.append(load_prctl())
+    return _loaded[0]
+
+
+def _prctl(option: int, value: int) -> bool:
+    prctl, _, _ = _functions()
+    return prctl(option, value, 0, 0, 0) == 0
 
 
 def become_subreaper() -> bool:
     """Let this process adopt orphaned descendants; return whether it did so before."""
-    import ctypes
-
-    before = ctypes.c_int()
-    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before))
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    prctl, number, reference = _functions()
+    before = number()
+    prctl(_PR_GET_CHILD_SUBREAPER, reference(before), 0, 0, 0)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     return bool(before.value)
 
 

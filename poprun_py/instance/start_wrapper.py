@@ -13,4 +13,6 @@ if __name__ == "__main__":
 
     from poprun_py.instance import wrapper
 
-    sys.exit(wrapper.main(sys.argv))
+    # os._exit skips the finalisation of the interpreter, which would delay the end of the job. The
+    # wrapper has no buffered output, threads or exit functions.
+    os._exit(wrapper.main(sys.argv))

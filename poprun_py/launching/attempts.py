@@ -115,6 +115,8 @@ class Attempts:
             on_started=lambda reports: check_binding(
                 planned, reports, self.console.binding, self.console.warn
             ),
+            while_starting=self.record.prepare,
+            while_ending=self.record.prepare_page,
             descriptors=self.descriptors,
         )
         self.record.end(result)

@@ -141,6 +141,29 @@ class RunRecord:
             variables={} if self._metrics is None else self._metrics.variables,
         )
 
+    def prepare(self) -> None:
+        """Do slow preparations for the end of the record, while the launcher waits for wrappers.
+
+        ``finish`` and the page need no preparations, but without them they take longer.
+        """
+        if self._folder is None:
+            return
+        # An error here is raised again later, by code that reports it.
+        with contextlib.suppress(Exception):
+            from poprun_py.versions import versions
+
+            versions(full=True)
+            import jinja2  # noqa: F401
+
+    def prepare_page(self) -> None:
+        """Do further preparations for the page, while the launcher waits for the end of mpirun."""
+        if self._folder is None:
+            return
+        with contextlib.suppress(Exception):
+            from poprun_py.past_runs.pages.run_page import prepare_page
+
+            prepare_page()
+
     def end(self, result: LaunchResult) -> None:
         """Record the result of the attempt that has just ended."""
         self._close_steps()

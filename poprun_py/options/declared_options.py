@@ -90,7 +90,8 @@ _ipu = partial(_option, "IPU hardware")
 # The declarations are formatted by hand: the first line of each has the name, the default and the
 # type of the option, and the lines below have the help and other properties.
 # fmt: off
-@dataclass(frozen=True, kw_only=True, slots=True)
+# LaunchConfig generates its own methods. To generate them here too would delay every launch.
+@dataclass(frozen=True, kw_only=True, slots=True, init=False, repr=False, eq=False)
 class DeclaredOptions:
     """A dataclass with a field for each option; the field's metadata contains its ``Option``."""
 

@@ -29,6 +29,7 @@ from poprun_py.display.page import (
     Section,
     Sentence,
     Table,
+    load_templates,
     page,
 )
 from poprun_py.errors import UsageError
@@ -64,6 +65,16 @@ _NAMES: Final = {
     "ipus_per_replica": "IPUs of a replica",
     "num_ilds": "IPU-Link domains",
 }
+
+
+def prepare_page() -> None:
+    """Import the modules and compile the templates of every page of a run.
+
+    ``write_page`` does the same. A launcher calls this function earlier, while it has to wait.
+    """
+    from poprun_py.planning.views import command_text, plan_pictures, plan_tree  # noqa: F401
+
+    load_templates()
 
 
 def write_page(files: RunFiles, path: Path | None = None) -> Path:

@@ -44,6 +44,8 @@ def supervise(
     *,
     log: Callable[[str], None],
     on_started: Callable[[Reports], None] | None = None,
+    while_starting: Callable[[], None] = lambda: None,
+    while_ending: Callable[[], None] = lambda: None,
     descriptors: tuple[int, int] = (1, 2),
 ) -> LaunchResult:
     """Run ``job`` to its end and return its result; no process of the job is left running.
@@ -52,6 +54,8 @@ def supervise(
         job: The job.
         log: Writes a line of the launcher's own log.
         on_started: Called once, when all programs run, with the reports of their wrappers.
+        while_starting: Called once, while mpirun starts the wrappers.
+        while_ending: Called once, while mpirun ends, after all instances have reported their ends.
         descriptors: The file descriptors of the launcher's stdout and stderr.
 
     Raises:
@@ -63,7 +67,9 @@ def supervise(
         parts = RunningJob(job, output, Path(folder.path), on_started)
         try:
             with contextlib.ExitStack() as resources:
-                return _run(parts, *_start(parts, resources))
+                selector, signals = _start(parts, resources)
+                while_starting()
+                return _run(parts, selector, signals, while_ending)
         except StartError as error:
             explain = job.hosts.explain_failed_start
             # If the launcher knows no reason, the other hosts may know why the job did not start.
@@ -119,10 +125,15 @@ def _start(
     return selector, signals
 
 
-def _run(parts: RunningJob, selector: selectors.BaseSelector, signals: SignalPipe) -> LaunchResult:
+def _run(
+    parts: RunningJob,
+    selector: selectors.BaseSelector,
+    signals: SignalPipe,
+    while_ending: Callable[[], None],
+) -> LaunchResult:
     """Handle the events of a job until the job has ended, and return the job's result."""
     output, control, mpirun = parts.output, parts.control, parts.mpirun
-    while not _is_over(parts):
+    while not _is_over(parts, while_ending):
         for key, events in selector.select(_wait_seconds(parts)):
             key.data(key.fileobj, events)
         if mpirun.has_just_ended():
@@ -167,7 +178,7 @@ def _wait_seconds(parts: RunningJob) -> float:
     return min(longest, max(0.0, seconds))
 
 
-def _is_over(parts: RunningJob) -> bool:
+def _is_over(parts: RunningJob, while_ending: Callable[[], None]) -> bool:
     """Tell whether all instances have reported their ends and mpirun has ended."""
     control, mpirun, is_any_running = parts.control, parts.mpirun, parts.is_any_running
     if control.is_complete and not is_any_running:
@@ -178,6 +189,7 @@ def _is_over(parts: RunningJob) -> bool:
             mpirun.expect_end(
                 _MPIRUN_SECONDS_AFTER_LOSS if is_host_lost else _MPIRUN_SECONDS, time.monotonic()
             )
+            while_ending()
         return mpirun.ended_at is not None
     return mpirun.ended_at is not None and (
         not is_any_running or time.monotonic() > mpirun.ended_at + _REPORT_SECONDS

@@ -79,3 +79,26 @@ def test_the_wrapper_imports_few_modules_of_the_standard_library():
     assert set(done.stdout.split()) <= {
         "_json", "_signal", "_socket", "errno", "mmap", "select", "time",
     }  # fmt: skip
+
+
+PRCTL = """
+import sys; sys.path.append({root!r})
+from poprun_py.instance import process_control, quick_imports
+if {fails}:
+    def fail(): raise AttributeError("this version of Python has another _ctypes")
+    quick_imports._quick_prctl = fail
+print(process_control.become_subreaper(), process_control.become_subreaper())
+prctl, number, reference = quick_imports.load_prctl()
+known, unknown, found = prctl(1, 15, 0, 0, 0), prctl(1, 9999, 0, 0, 0), number()
+prctl(2, reference(found), 0, 0, 0)  # read the signal of the first call
+print(known, unknown, found.value, "ctypes" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_prctl_acts_in_the_same_way_with_and_without_the_module_ctypes(fails):
+    code = PRCTL.format(root=str(ROOT), fails=fails)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == f"False True\n0 -1 15 {fails}\n", done.stderr
