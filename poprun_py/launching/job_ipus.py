@@ -41,7 +41,8 @@ from poprun_py.terminal import Console
 if TYPE_CHECKING:
     from popdist_py.pods.model.pod_parts import Attachment, Partition, PartitionRequest
     from popdist_py.pods.model.pod_store import PodStore
-    from poprun_py.planning.partition_decision import PartitionDecision, PodState
+    from poprun_py.planning.partition_decision import PartitionDecision
+    from poprun_py.planning.pod_state import PodState
 
 NO_POD = "none"
 # The seconds between two queries of the pod while a job waits for IPUs. Each query sends three
@@ -94,7 +95,7 @@ def _open_pod(config: LaunchConfig, environ: Mapping[str, str]) -> PodStore | No
 
 def pod_state(store: PodStore) -> PodState:
     """Return the current state of a pod; raise PodError if the pod does not answer."""
-    from poprun_py.planning.partition_decision import PodState
+    from poprun_py.planning.pod_state import PodState
 
     return PodState(
         where=store.where,
@@ -367,7 +368,7 @@ class _JobPartition:
         """The end of a warning, about a removed partition that was not created again; or empty."""
         if self.replaced is None:
             return ""
-        from poprun_py.planning.partition_decision import shape_text
+        from poprun_py.planning.pod_state import shape_text
 
         shape = shape_text(self.replaced)
         return f"; partition {self.replaced.name}, which had {shape}, may be missing: make it anew"
@@ -391,7 +392,7 @@ class _JobPartition:
             self.console.warn(f"the partition stays, since others use it too: {error}")
         self.created = ""
         if old is not None:
-            from poprun_py.planning.partition_decision import shape_text
+            from poprun_py.planning.pod_state import shape_text
 
             # NameTakenError means that the old partition was not removed, or that another user has
             # created a partition of the same name.

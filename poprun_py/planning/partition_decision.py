@@ -5,6 +5,7 @@ launching/job_ipus.py queries the pod and carries out the decision.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -20,29 +21,11 @@ from popdist_py.pods.model.pod_parts import (
     Partition,
     PartitionRequest,
     PartitionState,
-    Pod,
     SyncType,
 )
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.job_partition import GCD, PARTITION, is_temporary, known_variables
-
-# The maximum number of partitions that an error message about a pod names.
-_MOST_NAMED = 4
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PodState:
-    """A snapshot of a pod with its partitions and its attachments (the IPUs that jobs hold).
-
-    ``where`` is the name of the pod, as in ``POPRUN_POD``. ``user`` is the name of the user who
-    launches the job.
-    """
-
-    where: str
-    user: str
-    pod: Pod
-    partitions: tuple[Partition, ...]
-    attachments: tuple[Attachment, ...]
+from poprun_py.planning.pod_state import PodState, first_of, in_use_text, owner_text, shape_text
 
 
 class Action(StrEnum):
@@ -150,12 +133,10 @@ def decide_partition(
     named = config.vipu_partition or environ.get(PARTITION)
     permanent = [each for each in now.partitions if not is_temporary(each.name)]
     if not named and len(permanent) > 1:
-        names = _first_of([each.name for each in permanent])
-        return refusal(
-            now.where,
-            f"{now.where} has {len(permanent)} partitions ({names}): name one with "
-            f"--vipu-partition or {PARTITION}",
-        )
+        names = first_of([each.name for each in permanent])
+        fitting = _fitting(config, wanted_request(config, ""), now)
+        way = f"use {fitting}" if fitting else f"name one with --vipu-partition or {PARTITION}"
+        return refusal(now.where, f"{way}: {now.where} has {len(permanent)} partitions ({names})")
     name = named or (permanent[0].name if permanent else new_name)
     existing = next((each for each in now.partitions if each.name == name), None)
     request = wanted_request(config, name)
@@ -171,14 +152,14 @@ def decide_partition(
             removes=config.remove_partition,
             is_temporary=not named,
         )
-        return _refused_without_room(decision, request, now, now.partitions)
+        return _refused_without_room(decision, config, request, now, now.partitions)
     decision = replace(decision, partition=existing)
     outer = _outer_ipus(environ, now.attachments, name)
     if outer is not None:
         return _inherit(decision, environ, outer)
     if _fits(existing, request):
         why = "it fits" if named else "it is the only one, and fits"
-        return _use(replace(decision, reason=why), config, now, existing)
+        return _use(replace(decision, reason=why), config, request, now, existing)
     return _update(decision, config, request, now, existing)
 
 
@@ -273,10 +254,10 @@ def _inherit(
     if size > len(outer.ipus):
         return refusal(
             decision.where,
+            "name another partition with --vipu-partition, or use --pod none: "
             f"{counted(size, 'IPU')} {are(size)} needed, and this launch runs in an "
             f"instance of {outer.holder.program} (process {outer.holder.pid}), which has "
-            f"{len(outer.ipus)} of partition {decision.name}: name another one with "
-            "--vipu-partition, or use --pod none",
+            f"{len(outer.ipus)} of partition {decision.name}",
         )
     return replace(
         decision,
@@ -288,34 +269,63 @@ def _inherit(
 
 
 def _use(
-    decision: PartitionDecision, config: LaunchConfig, now: PodState, existing: Partition
+    decision: PartitionDecision,
+    config: LaunchConfig,
+    request: PartitionRequest,
+    now: PodState,
+    existing: Partition,
 ) -> PartitionDecision:
     """Use the partition ``existing``, and by default reset it unless it is reconfigurable."""
-    resets = config.reset_partition
-    if resets is None:
-        resets = not existing.reconfigurable
+    resets = _resets(config, existing)
     if existing.state is PartitionState.ERROR and not resets:
         return refusal(
             now.where,
-            f"partition {existing.name} is in the state ERROR"
-            f"{f' ({existing.error})' if existing.error else ''}: add --reset-partition yes",
+            f"add --reset-partition yes: partition {existing.name} is in the state ERROR"
+            f"{f' ({existing.error})' if existing.error else ''}",
         )
-    size, held = decision.num_ipus, _attachments_of(existing, now)
-    taken = frozenset(ipu for each in held for ipu in each.ipus)
     waits = "; it is still PENDING" if existing.state is PartitionState.PENDING else ""
     action = Action.RESET if resets else Action.USE
     decision = replace(decision, action=action, reason=decision.reason + waits)
-    if resets and held:
-        return _busy(decision, f"{_in_use_text(existing, held)}, and cannot be reset")
-    if not free_ipus(existing, size, taken):
-        free = existing.size - len(taken)
-        together = " together" if free >= size else ""
-        return _busy(
-            decision,
-            f"{_in_use_text(existing, held)}: {counted(size, 'IPU')}{together} {are(size)} "
-            f"needed, {free} of {existing.size} {are(free)} free",
-        )
+    if obstacle := _obstacle(config, request, now, existing):
+        without_reset = replace(config, reset_partition=False)
+        if resets and not _obstacle(without_reset, request, now, existing):
+            return _busy(decision, obstacle, ["use --reset-partition no"])
+        return _busy(decision, obstacle, _ways_to_fit(config, request, now))
     return decision
+
+
+def _resets(config: LaunchConfig, partition: Partition) -> bool:
+    given = config.reset_partition
+    return not partition.reconfigurable if given is None else given
+
+
+def _obstacle(
+    config: LaunchConfig, request: PartitionRequest, now: PodState, existing: Partition
+) -> str:
+    """Return why a partition that fits a launch is not free; empty if it is free."""
+    size, held = request.size, now.held(existing)
+    taken = frozenset(ipu for each in held for ipu in each.ipus)
+    if held and _resets(config, existing):
+        return f"{in_use_text(existing, held)}, and cannot be reset"
+    if free_ipus(existing, size, taken):
+        return ""
+    free = existing.size - len(taken)
+    together = " together" if free >= size else ""
+    return (
+        f"{in_use_text(existing, held)}: {counted(size, 'IPU')}{together} {are(size)} "
+        f"needed, {free} of {existing.size} {are(free)} free"
+    )
+
+
+def _fitting(config: LaunchConfig, request: PartitionRequest, now: PodState) -> str:
+    """Return the option that names a partition that fits and is free; empty if there is none."""
+    for each in now.partitions:
+        is_broken = each.state is PartitionState.ERROR and not _resets(config, each)
+        if is_broken or is_temporary(each.name) or not _fits(each, request):
+            continue
+        if not _obstacle(config, request, now, each):
+            return f"--vipu-partition {each.name}"
+    return ""
 
 
 def _update(
@@ -330,12 +340,13 @@ def _update(
     misfit = (
         f"partition {existing.name} does not fit: it has {old}; {new} {are(request.size)} needed"
     )
-    if not config.update_partition:
-        advice = "add --update-partition yes, or name another partition"
-        return refusal(now.where, f"{misfit}: {advice}")
-    if existing.owner != now.user:
-        owner = existing.owner
-        return refusal(now.where, f"{misfit}, and it belongs to {owner}: name another partition")
+    is_own = existing.owner == now.user
+    if not config.update_partition or not is_own:
+        ways = _ways_to_fit(config, request, now)
+        owner = f", and it belongs to {existing.owner}" if config.update_partition else ""
+        if is_own:
+            ways.append("add --update-partition yes")
+        return refusal(now.where, f"{_alternatives(ways)}: {misfit}{owner}")
     decision = replace(
         decision,
         action=Action.UPDATE,
@@ -343,28 +354,45 @@ def _update(
         request=request,
         removes=config.remove_partition,
     )
-    held = _attachments_of(existing, now)
+    held = now.held(existing)
     if held:
-        return _busy(decision, f"{_in_use_text(existing, held)}, and cannot be changed")
+        busy = f"{in_use_text(existing, held)}, and cannot be changed"
+        return _busy(decision, busy, _ways_to_fit(config, request, now))
     others = [each for each in now.partitions if each is not existing]
-    return _refused_without_room(decision, request, now, others)
+    return _refused_without_room(decision, config, request, now, others)
 
 
-def _attachments_of(partition: Partition, now: PodState) -> list[Attachment]:
-    return [each for each in now.attachments if each.partition == partition.name]
+def _ways_to_fit(config: LaunchConfig, request: PartitionRequest, now: PodState) -> list[str]:
+    """Return the remedies for a launch that cannot use its partition; the best one comes first."""
+    if fitting := _fitting(config, request, now):
+        return [f"use {fitting}"]
+    ways = []
+    with contextlib.suppress(PodError):
+        new = replace(request, name="new")
+        place_partition(now.pod, now.partitions, new, owner=now.user, created=0.0)
+        ways.append("name a new partition with --vipu-partition")
+    if request.num_ilds in (None, 1) and request.sync_type in (None, SyncType.C2_COMPATIBLE):
+        ways.append("use one made with --reconfigurable")
+    return ways or ["name another partition with --vipu-partition"]
 
 
-def _busy(
-    decision: PartitionDecision,
-    busy: str,
-    advice: str = "wait with --wait-for-resources, or use another partition",
-) -> PartitionDecision:
-    """Return the error for a launch that can succeed once other jobs have ended."""
-    return replace(decision, action=Action.REFUSE, reason=f"{busy}: {advice}", busy=busy)
+def _busy(decision: PartitionDecision, busy: str, ways: Sequence[str]) -> PartitionDecision:
+    """Return the error for a launch that can succeed once other jobs have ended.
+
+    The error begins with ``ways``, the other remedies than to wait.
+    """
+    text = _alternatives([*ways, "wait with --wait-for-resources"])
+    return replace(decision, action=Action.REFUSE, reason=f"{text}: {busy}", busy=busy)
+
+
+def _alternatives(ways: Sequence[str]) -> str:
+    *first, last = ways
+    return ", or ".join([", ".join(first), last]) if first else last
 
 
 def _refused_without_room(
     decision: PartitionDecision,
+    config: LaunchConfig,
     request: PartitionRequest,
     now: PodState,
     others: Sequence[Partition],
@@ -389,46 +417,15 @@ def _refused_without_room(
         return refusal(now.where, f"{error} ({now.where} has {len(ipus)})")
     free = len(ipus) - sum(each.size for each in others)
     apart = ", but not as one suitable block" if free >= request.size else ""
-    names = _first_of([_owner_text(each, now) for each in others])
+    names = first_of([owner_text(each, now) for each in others])
     subject = "the job" if decision.is_temporary else f"partition {decision.name}"
+    fitting = _fitting(config, request, now)
+    # Waiting does not help against a partition of the user that no job holds.
+    idle = next((each.name for each in others if each.owner == now.user and not now.held(each)), "")
+    way = f"use {fitting}" if fitting else f"remove partition {idle}" if idle else "use fewer IPUs"
     return _busy(
         replace(decision, request=replace(request, num_ilds=made.num_ilds)),
         f"{subject} needs {counted(request.size, 'IPU')}; {now.where} has {len(ipus)}, {free} of "
         f"them free{apart} ({names})",
-        "wait with --wait-for-resources, remove a partition, or use fewer IPUs",
+        [way],
     )
-
-
-# --- texts for messages about partitions --------------------------------------------------------
-
-
-def _first_of(texts: Sequence[str]) -> str:
-    return ", ".join([*texts[:_MOST_NAMED], *(["..."] if len(texts) > _MOST_NAMED else [])])
-
-
-def _owner_text(partition: Partition, now: PodState) -> str:
-    text = f"{partition.name} of {partition.owner} has {partition.size}"
-    held = _attachments_of(partition, now)
-    return f"{text}, held by {_holders(held)}" if held else text
-
-
-def _in_use_text(existing: Partition, held: Sequence[Attachment]) -> str:
-    return f"partition {existing.name} is in use by {_holders(held)}"
-
-
-def _holders(held: Sequence[Attachment]) -> str:
-    who = held[0].holder
-    more = f" and {len(held) - 1} more" if len(held) > 1 else ""
-    return f"{who.program} of {who.user} (process {who.pid} on {who.host}){more}"
-
-
-def shape_text(of: Partition | PartitionRequest) -> str:
-    """Return a text about a partition, such as ``16 IPUs in 4 GCDs with 16 replicas``."""
-    size = counted(of.size, "IPU")
-    sync = "" if of.sync_type in (None, SyncType.C2_COMPATIBLE) else f", {of.sync_type}"
-    many = of.num_ilds is not None and of.num_ilds > 1
-    domains = f" over {of.num_ilds} IPU-Link domains" if many else ""
-    if of.reconfigurable:
-        return f"{size}{domains} (reconfigurable){sync}"
-    gcds, replicas = of.num_gcds, of.num_replicas or of.num_gcds
-    return f"{size}{domains} in {counted(gcds, 'GCD')} with {counted(replicas, 'replica')}{sync}"

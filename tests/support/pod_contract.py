@@ -225,7 +225,9 @@ class PodContract:
         store = opened(POD16)("alice")
         store.create_partition(_ask())
         held = store.attach("p", 4, holder())
-        with pytest.raises(InUseError, match=r"reset: train\.py \(process 4321 of alice on h1\)"):
+        with pytest.raises(
+            InUseError, match=r"^wait .* reset; train\.py \(process 4321 of alice on h1\)"
+        ):
             store.reset_partition("p")
         with pytest.raises(InUseError, match="cannot be removed"):
             store.remove_partition("p")

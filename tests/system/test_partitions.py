@@ -268,7 +268,8 @@ def test_a_job_waits_for_ipus_and_has_its_cores_first(taken, poprun, tmp_path):
     refused = poprun("true")
     assert refused.returncode == 3
     (line,) = (each for each in refused.stderr.splitlines() if ": error: " in each)
-    assert f"(process {pid} on {socket.gethostname()})): wait with --wait-for-resources, " in line
+    assert "error: use fewer IPUs, or wait with --wait-for-resources: the job needs 1 IPU; " in line
+    assert line.endswith(f"(process {pid} on {socket.gethostname()}))")
     waiting = poprun("--wait-for-resources=1m", "echo", "up", start=True)
     told = waiting.stderr.readline()
     assert "waiting for IPUs: the job needs 1 IPU; " in told

@@ -400,8 +400,8 @@ def _refuse_held(name: str, held: Sequence[Attachment], done: str) -> None:
         # The message says that the removal of a partition can be forced. A process on another host
         # may have ended while the server was stopped. The IPUs of that process are still attached.
         force = ", or force it" if done == "removed" else ""
-        ways = f"wait for them{',' if force else ', or'} end them{force}"
-        raise InUseError(f"partition {name} cannot be {done}: {_holders(held)}; {ways}")
+        ways = f"wait for the holders{',' if force else ', or'} end them{force}"
+        raise InUseError(f"{ways}: partition {name} cannot be {done}; {_holders(held)}")
 
 
 def _holders(held: Sequence[Attachment]) -> str:

@@ -237,10 +237,10 @@ def _refusal(
         asked += f" in {counted(request.num_ilds, 'IPU-Link domain')}"
     if holders:
         return NotEnoughIpusError(
-            f"{asked}; allocation {where} has {free} of {total} free, the largest group {largest}; "
-            f"{holders}: ask for fewer, or remove a partition"
+            f"ask for fewer, or remove a partition: {asked}; allocation {where} has {free} of "
+            f"{total} free, the largest group {largest}; {holders}"
         )
     return NotEnoughIpusError(
-        f"{asked}; allocation {where} has {total}, the largest group {largest}: "
-        "ask for fewer, or use a larger pod"
+        f"ask for fewer, or use a larger pod: {asked}; allocation {where} has {total}, the largest "
+        f"group {largest}"
     )

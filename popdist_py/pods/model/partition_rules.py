@@ -173,8 +173,8 @@ def free_ipus(
     _check_power("number of IPUs", num_ipus)
     if num_ipus > partition.size:
         raise NotEnoughIpusError(
-            f"partition {partition.name} has {counted(partition.size, 'IPU')}, not {num_ipus}: "
-            "ask for fewer, or make a larger one"
+            "ask for fewer IPUs, or make a larger partition: "
+            f"partition {partition.name} has {counted(partition.size, 'IPU')}, not {num_ipus}"
         )
     for start in range(0, partition.size, num_ipus):
         group = range(start, start + num_ipus)

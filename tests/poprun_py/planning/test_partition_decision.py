@@ -14,13 +14,14 @@ from support.launcher.partition_states import HOLDER, STATES, pod_in_state
 from popdist_py.device_numbers import LINK_DOMAIN_IPUS
 from popdist_py.environment import InstanceEnvironment
 from popdist_py.pods.model.partition_rules import check_request
-from popdist_py.pods.model.pod_parts import Attachment, SyncType
+from popdist_py.pods.model.pod_parts import Attachment, PartitionState, SyncType
 from poprun_py.launching.job_ipus import pod_state
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.job_partition import is_temporary, permanent_name, temporary_name
 from poprun_py.planning.partition_decision import Action, decide_partition, wanted_request
 
 OWN = temporary_name("host")
+NEW = "name a new partition with --vipu-partition, use one made with --reconfigurable, or "
 JOB = {"num_instances": 2, "num_replicas": 4}
 
 
@@ -90,7 +91,10 @@ def test_the_partition_comes_from_the_option_the_variable_or_is_the_only_one(pod
     several = replace(now, partitions=(partition, replace(partition, name="q")))
     refused = decide_partition(LaunchConfig(**JOB), {}, several, new_name=OWN)
     assert refused.is_refused
-    assert "2 partitions (p, q): name one with --vipu-partition" in refused.reason
+    assert refused.reason == "use --vipu-partition p: POD has 2 partitions (p, q)"
+    larger = replace(LaunchConfig(**JOB), num_replicas=16)
+    none_fits = decide_partition(larger, {}, several, new_name=OWN)
+    assert none_fits.reason.startswith("name one with --vipu-partition or IPUOF_VIPU_API_PARTITION")
 
 
 def test_a_launch_without_a_partition_creates_a_temporary_one(pod):
@@ -139,8 +143,8 @@ def test_a_refusal_says_how_many_ipus_are_free(pod):
     now = pod("fits, preconfigured")
     use = decide_partition(config, {}, now, new_name=OWN)
     assert use.reason == (
-        "partition q needs 16 IPUs; POD has 16, 12 of them free (p of root has 4): wait with "
-        "--wait-for-resources, remove a partition, or use fewer IPUs"
+        "remove partition p, or wait with --wait-for-resources: partition q needs 16 IPUs; POD has "
+        "16, 12 of them free (p of root has 4)"
     ).replace("root", now.user)
     assert use.busy
     # IPUs that others hold may become free, but no waiting helps if the pod has too few IPUs.
@@ -149,6 +153,45 @@ def test_a_refusal_says_how_many_ipus_are_free(pod):
     assert "POD has 16" in never.reason
     elsewhere = decide_partition(replace(config, vipu_allocation="no"), {}, now, new_name=OWN)
     assert "there is no allocation 'no'" in elsewhere.reason
+
+
+def test_a_refusal_begins_with_the_partition_that_fits(pod):
+    config = LaunchConfig(**JOB, vipu_partition="p")
+    now = pod("in use")
+    (taken,) = now.partitions
+    other = replace(taken, name="q", ipus=now.pod.ipus()[8:12])
+    for partition in (taken, replace(taken, num_gcds=4)):
+        both = replace(now, partitions=(partition, other))
+        use = decide_partition(config, {}, both, new_name=OWN)
+        assert use.reason.startswith("use --vipu-partition q, or ")
+    updating = replace(config, update_partition=True)
+    changed = decide_partition(updating, {}, both, new_name=OWN)
+    assert changed.reason.startswith("use --vipu-partition q, or wait with --wait-for-resources: ")
+    # A pod without room for the job: a partition that is too small takes its place.
+    unheld = replace(both, partitions=(replace(taken, name="r"), other), attachments=())
+    larger = LaunchConfig(**JOB, ipus_per_replica=4, vipu_partition="new")
+    full = decide_partition(larger, {}, unheld, new_name=OWN)
+    assert full.reason.startswith("remove partition r, or wait with --wait-for-resources: ")
+    # A partition that is in use, temporary or broken is not named.
+    for each in (
+        replace(other, name=OWN),
+        replace(other, reconfigurable=True, state=PartitionState.ERROR),
+    ):
+        use = decide_partition(config, {}, replace(now, partitions=(taken, each)), new_name=OWN)
+        assert use.reason.startswith(NEW)
+
+
+def test_every_refusal_begins_with_a_remedy(pod):
+    ways = ("use ", "add ", "remove ", "name ", "ask ", "wait ")
+    states = [pod(state) for state in STATES]
+    for now, update, reset, replicas in product(
+        states, (False, True), (None, False, True), (4, 8, 16, 32)
+    ):
+        config = LaunchConfig(
+            num_instances=2, num_replicas=replicas, update_partition=update, reset_partition=reset
+        )
+        use = decide_partition(config, {}, now, new_name=OWN)
+        assert not use.is_refused or use.reason.startswith(ways), use.reason
 
 
 def test_scattered_free_ipus_are_not_enough(pod):
