@@ -172,6 +172,14 @@ def test_a_refusal_begins_with_the_partition_that_fits(pod):
     larger = LaunchConfig(**JOB, ipus_per_replica=4, vipu_partition="new")
     full = decide_partition(larger, {}, unheld, new_name=OWN)
     assert full.reason.startswith("remove partition r, or wait with --wait-for-resources: ")
+    parts = [replace(other, name=f"p{i}", ipus=now.pod.ipus()[i * 4 : i * 4 + 4]) for i in range(4)]
+    full = decide_partition(
+        replace(config, vipu_partition="new"),
+        {},
+        replace(now, partitions=tuple(parts)),
+        new_name=OWN,
+    )
+    assert full.reason.startswith("use --vipu-partition p0, or wait with --wait-for-resources: ")
     # A partition that is in use, temporary or broken is not named.
     for each in (
         replace(other, name=OWN),
