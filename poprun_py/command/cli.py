@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from poprun_py.running.supervise.launch_result import LaunchResult
 
 # The subcommands. Each subcommand has a module with ``main(words)`` and a click command.
-COMMANDS = ("report", "compare", "scale", "jobs", "stop")
+COMMANDS = ("jobs", "stop", "runs", "report", "compare", "scale")
 # The values of --print-topology that show CPUs. With --print-topology tree or cores, the launcher
 # also prints the CPUs that the kernel reports for each instance.
 _READ_BACK = ("tree", "cores")

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 # A width in characters that is wider than any table, so that rich breaks no cell.
 _ANY_WIDTH = 1 << 20
+_COLOUR_CODES = {"red": 31, "green": 32, "yellow": 33, "cyan": 36}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,7 @@ def fitted_table(
     from rich import box
     from rich.table import Table
 
-    shown = list(columns)
-    for each in sorted((c for c in columns if c.drop_order), key=lambda c: c.drop_order):
-        if sum(max(map(len, (c.title, *c.cells))) + 2 for c in shown) - 2 <= width:
-            break
-        shown.remove(each)
+    shown = _fitting(columns, width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     for each in shown:
         table.add_column(
@@ -75,6 +72,48 @@ def fitted_table(
     for row, style in zip(rows, row_styles or [None] * len(rows), strict=True):
         table.add_row(*row, style=style)
     return table
+
+
+def _fitting(columns: Sequence[Column], width: int) -> list[Column]:
+    shown = list(columns)
+    for each in sorted((c for c in columns if c.drop_order), key=lambda c: c.drop_order):
+        if sum(_width(c) + 2 for c in shown) - 2 <= width:
+            break
+        shown.remove(each)
+    return shown
+
+
+def _width(column: Column) -> int:
+    return max(map(len, (column.title, *column.cells)))
+
+
+def long_table_lines(
+    columns: Sequence[Column], *, width: int, row_styles: Sequence[str | None], colour: bool = False
+) -> list[str]:
+    """Return the lines of a table with many rows, which looks as ``fitted_table`` does.
+
+    For 500 rows, rich takes 0.5 s, and this function a few milliseconds. A cell is cut if the
+    columns that are never dropped are wider than the terminal. The arguments are those of
+    ``fitted_table`` and ``rich_lines``.
+    """
+    shown = _fitting(columns, width)
+    widths = [_width(each) for each in shown]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (
+            cell.ljust(size) if column.is_text else cell.rjust(size)
+            for column, cell, size in zip(shown, cells, widths, strict=True)
+        )
+        text = "  ".join(padded).rstrip()
+        return text if len(text) <= width else text[: width - 1] + "…"
+
+    def painted(text: str, style: str | None) -> str:
+        return f"\x1b[{_COLOUR_CODES[style]}m{text}\x1b[0m" if colour and style else text
+
+    rule = "─" * min(width, sum(widths) + 2 * (len(widths) - 1))
+    rows = zip(*(each.cells for each in shown), strict=True)
+    lines = [painted(line(row), style) for row, style in zip(rows, row_styles, strict=True)]
+    return [line([each.title for each in shown]), rule, *lines]
 
 
 def rich_lines(*parts: RenderableType, width: int | None = None, colour: bool = False) -> list[str]:

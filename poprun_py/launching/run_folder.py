@@ -34,6 +34,7 @@ from poprun_py.launching.failure_report import (
     traceback_of,
 )
 from poprun_py.options.run_labels import LATEST, labels_json, read_tags
+from poprun_py.past_runs.listing.latest_link import link_latest
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.running.supervise.launch_result import (
     Collective,
@@ -46,6 +47,8 @@ _REPORT = "report.json"
 _ATTEMPT = re.compile(r"attempt-(\d+)")
 REPORT_VERSION = 2
 _MOST_OF_REASON: Final = 200
+_LOCK_TRIES: Final = 5
+_LOCK_SECONDS: Final = 0.02
 # The keys of an attempt that the brief version of report.json keeps. The values of these keys do
 # not grow with the number of instances.
 _BRIEF: Final = {
@@ -121,15 +124,20 @@ class RunFolder:
                 return
 
     def _lock_out_others(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"{RUN_ID}={self.run_id}: the run of this name in {self._parent} has not ended; "
-                "wait for it, or give this one another name"
-            ) from None
-        except OSError:
-            pass  # the file system does not support locks
+        for tries_left in reversed(range(_LOCK_TRIES)):
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if not tries_left:
+                    raise UsageError(
+                        f"{RUN_ID}={self.run_id}: the run of this name in {self._parent} has not "
+                        "ended; wait for it, or give this one another name"
+                    ) from None
+            except OSError:
+                return  # the file system does not support locks
+            # A list of runs holds the lock for a moment, to see whether a launcher holds it.
+            time.sleep(_LOCK_SECONDS)
 
     def _read_earlier_report(self) -> None:
         """Read the attempts of earlier launches of this run from the existing report.json."""
@@ -158,18 +166,10 @@ class RunFolder:
         ]
 
     def _link_latest(self) -> None:
-        """Atomically point the link ``latest`` to this run; keep an ordinary file of that name."""
-        link = self._parent / LATEST
-        partial = self._parent / f".{LATEST}.{self.path.name}"
         try:
-            if link.exists() and not link.is_symlink():
-                raise FileExistsError(None, "there is another file of that name")
-            partial.symlink_to(self.path.name)
-            partial.replace(link)
+            link_latest(self._parent, self.path.name)
         except OSError as error:
             self.trouble = f"{self._parent} has no link {LATEST}: {error.strerror}"
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Unlock the run's folder, so that other launchers can continue the run."""

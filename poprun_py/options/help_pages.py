@@ -35,6 +35,7 @@ EXAMPLES = (
 )
 _COMMANDS = {
     "report RUN": "write a page about a run that --output-dir recorded",
+    "runs [DIR]": "list recorded runs by state, tag, name and time, and remove old ones",
     "compare RUN RUN...": "compare recorded runs: speed, loss, time to a target, efficiency",
     "scale PROGRAM": "run a program with several numbers of instances, and show how it scales",
     "jobs": "list the jobs that run on this machine",

@@ -212,9 +212,11 @@ def test_stdout_and_stderr_are_terminals_and_stay_apart(typist, script, tmp_path
     )
     user = typist("--output-dir", "out", program)
     assert user.ended() == 0
+    run = (tmp_path / "out" / "latest").readlink()
     assert user.seen == (
         "[1,0]<stdout>:True True True\r\n[1,0]<stdout>:66 24\r\n"
         "[1,0]<stderr>:no newline\r\n[1,0]<stdout>:last word\r\n"
+        f"poprun-py: the report is out/{run}/report.html\r\n"
     )
     assert (
         tmp_path / "out" / "latest" / "attempt-1" / "instance-0.stdout"

@@ -1,0 +1,262 @@
+"""The subcommand ``poprun-py runs``, which lists the runs in a folder and removes old ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from popdist_py.errors import counted
+from poprun_py.command.click_commands import HELP, parse_words, usage_errors
+from poprun_py.command.compare import FORMAT
+from poprun_py.display.formatting import bytes_text
+from poprun_py.errors import UsageError
+from poprun_py.past_runs.listing.run_filter import RunFilter, parse_age, parse_since
+from poprun_py.past_runs.listing.run_state import RunState
+from poprun_py.past_runs.listing.run_summary import RunSummary, read_summaries
+from poprun_py.past_runs.run_files import DEFAULT_PARENT
+from poprun_py.terminal import (
+    can_print,
+    command_name,
+    flush_stdout,
+    print_error,
+    print_out,
+    print_warning,
+    wants_colour,
+)
+
+_PIPE_WIDTH: Final = 200
+# The number of runs that a terminal shows without --limit.
+_TERMINAL_RUNS: Final = 30
+_JSON_VERSION: Final = 1
+_HELP: Final = """List the runs in DIR, the newest first: state, start, duration, speed, loss, exit
+code and tags.
+
+DIR is the folder of the runs. Unset: the output_dir option, from POPRUN_OUTPUT_DIR or
+pyproject.toml, else the current folder, or its folder runs. A run is running, finished (exit code
+0), failed, interrupted (by a signal, or at a checkpoint), lost (its launcher was killed) or unknown
+(of another host, or damaged).
+
+--remove-older removes the folders of runs that ended long ago. It lists them and asks. Running
+runs, links and other folders are kept; unknown runs, too, except with --state unknown.
+
+\b
+Examples:
+  poprun-py runs                                    list the runs
+  poprun-py runs --state failed --since 2d          what failed in the last two days
+  poprun-py runs --tag lr=0.1 --name 'small-*'      runs with this tag and name
+  poprun-py runs --format json --limit 1            the newest run, for a script
+  poprun-py runs --remove-older 30d --state failed  clean up
+"""
+RUNS: Final = click.Command(
+    "runs",
+    help=_HELP,
+    add_help_option=False,
+    params=[
+        click.Argument(["parent"], metavar="[DIR]", required=False),
+        click.Option(
+            ["--state", "states"],
+            type=click.Choice([str(state) for state in RunState]),
+            multiple=True,
+            help="Only runs in this state; may be repeated.",
+        ),
+        click.Option(
+            ["--tag", "tags"],
+            metavar="KEY[=VALUE]",
+            multiple=True,
+            help="Only runs with this tag; VALUE may be a pattern such as 0.*. If repeated, runs"
+            " with all of these tags.",
+        ),
+        click.Option(
+            ["--name", "names"],
+            metavar="PATTERN",
+            multiple=True,
+            help="Only runs whose name matches a shell pattern such as 'lr-*'; may be repeated.",
+        ),
+        click.Option(
+            ["--since"],
+            metavar="TIME",
+            help="Only runs that began within this time, such as 2d, or since a date such as"
+            " 2026-01-31.",
+        ),
+        click.Option(
+            ["--limit"],
+            metavar="N",
+            type=click.IntRange(1),
+            help=f"At most the newest N runs. Unset: {_TERMINAL_RUNS} in a terminal, else all.",
+        ),
+        FORMAT,
+        click.Option(
+            ["--remove-older"],
+            metavar="TIME",
+            help="Remove the runs that ended more than this time ago, such as 30d, after asking.",
+        ),
+        click.Option(["--yes"], is_flag=True, help="Remove without asking, for scripts."),
+        HELP,
+    ],
+)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run ``poprun-py runs`` with the arguments ``words`` and return the exit code.
+
+    Raises:
+        UsageError: An argument is not accepted, the folder cannot be read, or the removal can
+            neither ask nor was confirmed with --yes.
+    """
+    values = parse_words(RUNS, words)
+    if values is None:
+        return 0
+    now = time.time()
+    wanted = _filter(values, now)
+    age = _checked_age(values)
+    parent = runs_folder(values["parent"])
+    # The folder of the option output_dir does not exist before the first run.
+    is_new = values["parent"] is None and not parent.exists()
+    runs = [] if is_new else wanted.select(read_summaries(parent))
+    if age is not None:
+        return _remove(parent, runs, now - age, wanted, values)
+    _list(parent, runs, now, wanted, values)
+    return 0
+
+
+def _filter(values: dict[str, Any], now: float) -> RunFilter:
+    since = values["since"]
+    return RunFilter(
+        states=frozenset(map(RunState, values["states"])),
+        names=values["names"],
+        tags=values["tags"],
+        since=None if since is None else parse_since(since, now),
+    )
+
+
+def _checked_age(values: dict[str, Any]) -> float | None:
+    """Return the age of runs to remove, in seconds; None to list runs."""
+    if values["remove_older"] is None:
+        if values["yes"]:
+            raise UsageError("--yes is for --remove-older: give both, or none")
+        return None
+    for name in ("limit", "form"):
+        if values[name] not in (None, "text"):
+            option = "--format" if name == "form" else f"--{name}"
+            raise UsageError(f"--remove-older and {option} exclude one another: give one")
+    return parse_age("--remove-older", values["remove_older"])
+
+
+def runs_folder(given: str | None) -> Path:
+    """Return the folder that contains the folders of the runs.
+
+    Without ``given``, this is the folder of the option output_dir, as a launch would use it. If
+    this option is not set either, the current folder is used, or its folder ``runs`` if only this
+    one has runs.
+
+    Raises:
+        UsageError: ``given`` is the folder of one run, or an option is not accepted.
+    """
+    if given is not None:
+        if (Path(given) / "report.json").is_file():
+            raise UsageError(
+                f"{given} is the folder of one run: expected the folder that contains the runs; "
+                f"{command_name()} report {given} shows one run"
+            )
+        return Path(given)
+    from poprun_py.options.gathered_options import gather_options
+
+    output_dir = gather_options({}, os.environ).config.output_dir
+    if output_dir is not None:
+        return Path(output_dir)
+    usual = Path(DEFAULT_PARENT)
+    return usual if usual.is_dir() and not read_summaries(Path()) else Path()
+
+
+# --- the list of runs ---------------------------------------------------------------------------
+
+
+def _list(
+    parent: Path, runs: Sequence[RunSummary], now: float, wanted: RunFilter, values: dict[str, Any]
+) -> None:
+    limit = values["limit"]
+    if values["form"] == "json":
+        shown = [run.to_json(now) for run in runs[:limit]]
+        document = {"version": _JSON_VERSION, "folder": str(parent.absolute()), "runs": shown}
+        print_out(json.dumps(document, indent=2))
+        return
+    if not runs:
+        print_error(f"{command_name()}: {_none_text(parent, wanted)}")
+        return
+    if limit is None and sys.stdout.isatty():
+        limit = _TERMINAL_RUNS
+    _print_table(parent, runs[:limit], now)
+    if limit is not None and len(runs) > limit:
+        flush_stdout()
+        more = counted(len(runs) - limit, "older run")
+        print_error(f"{command_name()}: {more}: --limit {len(runs)} shows all")
+
+
+def _none_text(parent: Path, wanted: RunFilter) -> str:
+    if wanted.accepts_all:
+        return (
+            f"no runs in {parent.absolute()}; {command_name()} --output-dir {parent} PROGRAM "
+            "makes one"
+        )
+    return f"no run in {parent.absolute()} meets these conditions"
+
+
+def _print_table(parent: Path, runs: Sequence[RunSummary], now: float) -> None:
+    from poprun_py.past_runs.listing.run_table import run_lines
+
+    # If stdout is a pipe, tables may be wider than a terminal.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
+    text = "\n".join(run_lines(runs, parent, now, width=width, colour=wants_colour()))
+    print_out(text if can_print(text) else text.replace("─", "-"))
+
+
+# --- the removal of runs ------------------------------------------------------------------------
+
+
+def _remove(
+    parent: Path,
+    runs: Sequence[RunSummary],
+    before: float,
+    wanted: RunFilter,
+    values: dict[str, Any],
+) -> int:
+    """List old runs, ask, and remove them; return the exit code."""
+    from poprun_py.past_runs.listing.run_removal import disk_bytes, old_runs, remove_runs
+
+    old = old_runs(runs, before=before, states=wanted.states)
+    if not old:
+        print_error(
+            f"{command_name()}: nothing to remove: no run in {parent.absolute()} ended more than "
+            f"{values['remove_older']} ago{'' if wanted.accepts_all else ' and was asked for'}"
+        )
+        return 0
+    _print_table(parent, old, time.time())
+    flush_stdout()
+    size = bytes_text(sum(disk_bytes(run.folder) for run in old))
+    if not values["yes"] and not _is_confirmed(f"remove {counted(len(old), 'run')} ({size})?"):
+        print_error(f"{command_name()}: nothing was removed")
+        return 1
+    result = remove_runs(parent, old)
+    for trouble in result.troubles:
+        print_warning(trouble)
+    print_error(f"{command_name()}: removed {counted(len(result.removed), 'run')}")
+    return 1 if result.troubles else 0
+
+
+def _is_confirmed(question: str) -> bool:
+    """Ask the user a question in the terminal, and return whether the answer is yes."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(
+            "--remove-older asks before it removes, and there is no terminal: add --yes; nothing "
+            "was removed"
+        )
+    with usage_errors():
+        return click.confirm(f"{command_name()}: {question}", err=True)
