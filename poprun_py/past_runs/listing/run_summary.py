@@ -84,8 +84,8 @@ class RunSummary:
             "state": str(self.state),
             "folder": str(self.folder.absolute()),
             "program": self.program,
-            "began_at": None if self.began_at is None else iso_time(self.began_at),
-            "ended_at": None if self.ended_at is None else iso_time(self.ended_at),
+            "began_at": _iso_time(self.began_at),
+            "ended_at": _iso_time(self.ended_at),
             "seconds": None if seconds is None else round(seconds, 3),
             "exit_code": self.exit_code,
             "cause": self.cause or None,
@@ -97,6 +97,13 @@ class RunSummary:
             "note": self.note or None,
             "problem": self.problem or None,
         }
+
+
+def _iso_time(seconds: float | None) -> str | None:
+    try:
+        return None if seconds is None else iso_time(seconds)
+    except (ValueError, OverflowError, OSError):
+        return None  # a damaged report has a time that no calendar has
 
 
 def read_summaries(parent: Path) -> list[RunSummary]:
@@ -238,10 +245,10 @@ def _measured(folder: Path, attempts: Sequence[Mapping[str, Any]]) -> dict[str, 
             values = (_last_line(own / "instance-0.values.jsonl") or {}).get("values", {})
             losses = [float(values["loss"])] if "loss" in values else []
         if steps or timed or losses:
-            slowest = max(timed, default=0.0)
+            speed = 1 / max(timed) if timed else None
             return {
                 "step": max(steps, default=None),
-                "steps_per_second": 1 / slowest if slowest > 0 else None,
+                "steps_per_second": speed if speed is not None and math.isfinite(speed) else None,
                 "loss": sum(losses) / len(losses) if losses else None,
             }
     return {}

@@ -16,6 +16,7 @@ from poprun_py.command.jobs import JOBS
 from poprun_py.command.pods.graphcore_tools import GC_INFO, GC_MONITOR
 from poprun_py.command.pods.pod_command import COMMAND as POD
 from poprun_py.command.report import REPORT
+from poprun_py.command.runs import RUNS
 from poprun_py.command.scale import SCALE
 from poprun_py.command.stop import STOP
 
@@ -23,9 +24,8 @@ __all__ = ["FILES", "LAUNCHER", "Described", "Paragraph", "described", "shared_o
 
 # Programs of their own, and the commands of poprun-py.
 FILES = {"poprun-py-pod": POD, "gc-info": GC_INFO, "gc-monitor": GC_MONITOR}
-LAUNCHER = {
-    f"poprun-py {command.name}": command for command in (REPORT, COMPARE, SCALE, JOBS, STOP)
-}
+_OF_LAUNCHER = (JOBS, STOP, RUNS, REPORT, COMPARE, SCALE)
+LAUNCHER = {f"poprun-py {command.name}": command for command in _OF_LAUNCHER}
 # click's mark of a paragraph whose lines stay as they are.
 _KEPT = "\b"
 
