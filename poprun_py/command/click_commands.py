@@ -21,6 +21,13 @@ _HELP_WIDTH = 100
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": _HELP_WIDTH}
 # Options that several subcommands of poprun-py share.
 HELP = click.Option(["-h", "--help"], is_flag=True, help="Show this help.")
+FORMAT = click.Option(
+    ["--format", "form"],
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="The form of the printed result.",
+)
 OUTPUT_DIR = click.Option(
     ["--output-dir", "parent"],
     metavar="DIR",

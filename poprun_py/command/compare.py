@@ -17,7 +17,7 @@ from typing import Any, Final
 import click
 
 from popdist_py.atomic_file import write_whole
-from poprun_py.command.click_commands import HELP, OUTPUT_DIR, parse_words
+from poprun_py.command.click_commands import FORMAT, HELP, OUTPUT_DIR, parse_words
 from poprun_py.errors import UsageError
 from poprun_py.options.written_files import PAGE_BEGINNINGS, require_same_kind
 from poprun_py.past_runs.comparison import Comparison, compare, remarks_on, slow_instances
@@ -27,13 +27,6 @@ from poprun_py.past_runs.run_files import find_run
 from poprun_py.terminal import can_print, command_name, print_error, print_out, wants_colour
 
 _PIPE_WIDTH = 200
-FORMAT = click.Option(
-    ["--format", "form"],
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="The form of the printed result.",
-)
 _HELP: Final = """Compare runs of --output-dir: samples per second, step times, duration, loss,
 and the speedup and scaling efficiency against the first run.
 

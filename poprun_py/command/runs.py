@@ -14,8 +14,7 @@ from typing import Any, Final
 import click
 
 from popdist_py.errors import counted
-from poprun_py.command.click_commands import HELP, parse_words, usage_errors
-from poprun_py.command.compare import FORMAT
+from poprun_py.command.click_commands import FORMAT, HELP, parse_words, usage_errors
 from poprun_py.display.formatting import bytes_text
 from poprun_py.errors import UsageError
 from poprun_py.past_runs.listing.run_filter import RunFilter, parse_age, parse_since

@@ -19,8 +19,8 @@ import click
 
 from popdist_py.environment import RUN_ID
 from popdist_py.errors import are, counted
-from poprun_py.command.click_commands import HELP, parse_words
-from poprun_py.command.compare import FORMAT, check_page_name, print_comparison, save_page
+from poprun_py.command.click_commands import FORMAT, HELP, parse_words
+from poprun_py.command.compare import check_page_name, print_comparison, save_page
 from poprun_py.display.formatting import milliseconds_text, number_text
 from poprun_py.errors import UsageError
 from poprun_py.launching.run_names import new_run_id

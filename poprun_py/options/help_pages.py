@@ -34,12 +34,12 @@ EXAMPLES = (
     "--host node[0-3] -n 8 --num-replicas 64 -m package.train",
 )
 _COMMANDS = {
-    "report RUN": "write a page about a run that --output-dir recorded",
-    "runs [DIR]": "list recorded runs by state, tag, name and time, and remove old ones",
-    "compare RUN RUN...": "compare recorded runs: speed, loss, time to a target, efficiency",
-    "scale PROGRAM": "run a program with several numbers of instances, and show how it scales",
     "jobs": "list the jobs that run on this machine",
     "stop JOB...": "end running jobs, and wait for their end",
+    "runs [DIR]": "list recorded runs by state, tag, name and time, and remove old ones",
+    "report RUN": "write a page about a run that --output-dir recorded",
+    "compare RUN RUN...": "compare recorded runs: speed, loss, time to a target, efficiency",
+    "scale PROGRAM": "run a program with several numbers of instances, and show how it scales",
 }
 GRAMMAR = (
     "Options end at PROGRAM or -m MODULE. Write --option VALUE or --option=VALUE; unique prefixes "

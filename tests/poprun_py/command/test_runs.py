@@ -26,7 +26,7 @@ def out(tmp_path, monkeypatch):
 
 def refused(capsys, *words) -> str:
     assert run(["runs", *map(str, words)]) == 2
-    out, err = capsys.readouterr()
+    err = capsys.readouterr().err
     assert err.count("\n") == 1
     return err.removeprefix("poprun-py: error: ").rstrip("\n")
 

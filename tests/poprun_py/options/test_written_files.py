@@ -39,7 +39,7 @@ def test_a_link_to_a_file_is_a_file(tmp_path):
         (b"", "page timeline"),
         (b"\n\n<!DOCTYPE html>\n<html>", "page"),
         (b'{"traceEvents": [', "timeline"),
-        (gzip.compress(b"{}"), "timeline"),
+        (gzip.compress(b"{}", mtime=0), "timeline"),
         (b"import torch\n", ""),
         (b"loss,step\n1,2\n", ""),
     ],

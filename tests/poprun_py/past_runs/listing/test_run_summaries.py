@@ -41,8 +41,11 @@ def test_state_of_a_run_that_ended(code, cause, state):
         (Liveness(), RunState.LOST),
         # A file system without locks
         (Liveness(is_process_alive=True), RunState.RUNNING),
-        (Liveness(is_of_this_host=False, is_process_alive=True, silent_seconds=5), RunState.RUNNING),
-        (Liveness(is_of_this_host=False, is_process_alive=True, silent_seconds=900), RunState.UNKNOWN),
+        (Liveness(is_of_this_host=False, silent_seconds=5), RunState.RUNNING),
+        (
+            Liveness(is_of_this_host=False, is_process_alive=True, silent_seconds=900),
+            RunState.UNKNOWN,
+        ),
     ],
 )  # fmt: skip
 def test_state_of_a_run_without_an_end(facts, state):
