@@ -4,7 +4,8 @@ Steps of a small wrapped model with its loader, in turns with and without the le
 their difference is the cost of a step, whatever the model. One step of 10 ms is what it is compared
 with. The same with and without a timeline that is recorded (--timeline); a span is one of the
 program's own, recorded or not. A look is what the wrapper does every one or two seconds while
-somebody may want to know.
+somebody may want to know. Two more rows are what counting adds to plain PyTorch: to the step of an
+optimizer, and to a whole step with its loader and its backward pass.
 
 With --views, whole jobs instead, with and without each view, in turns (observed_views.py): some
 seven minutes.
@@ -37,6 +38,7 @@ from popdist_py.activities import ledger
 from popdist_py.environment import TIMELINE_MIB
 from popdist_py.timeline import spans
 from popdist_py.timeline.recorder import Recorder
+from popdist_py.torch_loops.training_loop import TrainingLoop
 from poprun_py.instance.program_activity import resource_usage
 from poprun_py.instance.progress_memory import ProgressMemory
 
@@ -70,6 +72,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = [
         _steps("step", _switched_off, arguments.turns),
+        *_plain_loop(),
         *_timeline(arguments.turns),
         _look(),
     ]
@@ -151,6 +154,24 @@ def _span() -> float:
     """Return the microseconds of a span: the best of several turns."""
     turn = timeit.Timer("with span('work'): pass", globals={"span": popdist_py.span})
     return round(min(turn.repeat(10, 10_000)) * 100, 2)
+
+
+def _plain_loop() -> Iterator[dict[str, Any]]:
+    """Yield what a plain PyTorch loop costs: an optimizer's step, and a whole step of the loop."""
+    loop, optimizer = TrainingLoop(), _Model()
+
+    def update() -> None:
+        loop.begin_update(optimizer)
+        loop.end_update(optimizer)
+
+    def whole() -> None:
+        loop.load(_nothing)
+        loop.backward(_nothing)
+        update()
+
+    for what, step in (("step of an optimizer", update), ("step of a plain loop", whole)):
+        cost = min(timeit.repeat(step, number=1000, repeat=200)) * 1000
+        yield {"what": what, "microseconds": round(cost, 2)}
 
 
 def _look() -> dict[str, Any]:

@@ -53,7 +53,8 @@ def print_status(config: LaunchConfig) -> int:
         return 0
     # Lines for a terminal are cut at the terminal's width.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
-    lines = table_lines(JobView.from_json(status), width=width, colour=wants_colour())
+    view = JobView.from_json(status)
+    lines = table_lines(view, width=width, colour=wants_colour(), with_reason=True)
     lines[1:1] = label_lines(status)
     text = "\n".join(lines)
     print_out(text if can_print(text) else text.replace("─", "-"))

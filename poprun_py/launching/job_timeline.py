@@ -35,6 +35,17 @@ _MOST_ATTEMPTS: Final = 8
 _LEAST_BYTES: Final = 1 << 18
 
 
+_EMPTY: Final = (
+    "the program used nothing that is recorded: calls of PopTorch models, loops with an optimizer "
+    "of torch, collectives of popdist_py, and popdist_py.span()"
+)
+
+
+def is_empty(merged: Merged) -> bool:
+    """Return whether the instances have recorded nothing, and no trouble explains this."""
+    return not (merged.num_spans or merged.num_dropped or merged.troubles)
+
+
 class JobTimeline:
     """The timeline of one run with --timeline; ``run_folder`` is None without --output-dir.
 
@@ -112,6 +123,8 @@ class JobTimeline:
     def sentence(self, merged: Merged) -> str:
         """Return a message that names the trace file and summarizes its contents."""
         parts = [f"timeline: {merged.path}: {counted(merged.num_spans, 'span', ',')}"]
+        if is_empty(merged):
+            return f"{parts[0]}, because {_EMPTY}"
         if merged.num_dropped:
             parts[0] += f", {counted(merged.num_dropped, 'older one', ',')} dropped"
         if self._has_dropped:

@@ -42,6 +42,7 @@ from poprun_py.running.supervise.launch_result import (
     LaunchResult,
     describe,
 )
+from poprun_py.running.watch.job_view import NO_STEPS
 
 _REPORT = "report.json"
 _ATTEMPT = re.compile(r"attempt-(\d+)")
@@ -377,7 +378,16 @@ def ended_attempt(result: LaunchResult, label: Label) -> dict[str, Any]:
         ],
         "instances": [_instance_json(r, label) for r in result.instances],
         "observation": None if result.view is None else result.view.to_json(),
+        **_no_steps(result),
     }
+
+
+def _no_steps(result: LaunchResult) -> dict[str, str]:
+    """Return the entry that says why an attempt has no training steps; empty for other attempts."""
+    progress = [each.progress for each in result.instances]
+    if not progress or any(each is not None and each.counts for each in progress):
+        return {}
+    return {"no_steps": f"the program neither {NO_STEPS}"}
 
 
 def _cause(result: LaunchResult) -> str:

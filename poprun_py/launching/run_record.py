@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from popdist_py.environment import RUN_ID
 from poprun_py.errors import LaunchError, StartError, explain_os_error
-from poprun_py.launching.job_timeline import JobTimeline
+from poprun_py.launching.job_timeline import JobTimeline, is_empty
 from poprun_py.launching.run_names import choose_run_name
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.run_labels import labels_json, read_tags
@@ -226,7 +226,8 @@ class RunRecord:
             return
         if merged is not None:
             self._trace = merged.path
-            self._console.tell(self._timeline.sentence(merged))
+            say = self._console.warn if is_empty(merged) else self._console.tell
+            say(self._timeline.sentence(merged))
 
     def _close_folder(self, folder: RunFolder) -> None:
         """Write the run's HTML page, and unlock the run's folder for other launchers."""

@@ -138,5 +138,5 @@ def test_what_cannot_be_written_at_the_end_is_kept(poprun, script, tmp_path):
 def test_a_program_that_records_nothing_has_an_empty_timeline(poprun, tmp_path):
     done = poprun("--timeline", "true")
     assert done.returncode == 0
-    assert "timeline.json.gz: 0 spans" in done.stderr
+    assert "poprun-py: warning: timeline: timeline.json.gz: 0 spans, because" in done.stderr
     assert query(tmp_path / "timeline.json.gz", "SELECT COUNT(*) FROM slice") == [("0",)]

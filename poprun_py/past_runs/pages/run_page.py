@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 _CHECKPOINT: Final = 75
 
 _WITHOUT_STEPS: Final = (
-    "No training steps were recorded. PopTorch models record them, and other programs can call "
-    "popdist_py.heartbeat.step()."
+    "No training steps were recorded. Calls of PopTorch models and steps of torch's optimizers are "
+    "recorded, and other programs can call popdist_py.heartbeat.step()."
 )
 # The names that the page shows for quantities of the plan, such as ``num_ilds``.
 _NAMES: Final = {
@@ -165,7 +165,7 @@ def _measured(run: RecordedRun, view: JobView | None) -> tuple[list[Fact], list[
     if not is_observed and not any(
         a.steps or a.values or len(a.observations) > 1 for a in run.attempts
     ):
-        return [], [Section("Training", (Sentence(_WITHOUT_STEPS),))]
+        return [], [Section("Training", (Sentence(_why_no_steps(run)),))]
     from poprun_py.past_runs.pages import phase_sections, resource_sections, training_sections
 
     began, since = phase_sections.training_began_at(run), training_sections.TRAINING_BEGAN
@@ -174,7 +174,7 @@ def _measured(run: RecordedRun, view: JobView | None) -> tuple[list[Fact], list[
     times = training_sections.step_times(run)
     training = training_sections.training_section(run, began)
     if not times:
-        training = Section(training.title, (*training.parts, Sentence(_WITHOUT_STEPS)))
+        training = Section(training.title, (*training.parts, Sentence(_why_no_steps(run))))
     facts = training_sections.training_facts(run, times, view)
     return [*facts, *phase_sections.training_fact(run, view)], [
         training,
@@ -182,6 +182,14 @@ def _measured(run: RecordedRun, view: JobView | None) -> tuple[list[Fact], list[
         resource_sections.activity_section(view, phase_sections.phase_chart(run, view)),
         resource_sections.resource_section(run, began, since),
     ]
+
+
+def _why_no_steps(run: RecordedRun) -> str:
+    """Return a sentence that says why a run has no training steps."""
+    reason = run.attempts[-1].report.get("no_steps") if run.attempts else None
+    if not isinstance(reason, str):
+        return _WITHOUT_STEPS
+    return f"No training steps were recorded: {reason}."
 
 
 def _badge(run: RecordedRun) -> Badge:

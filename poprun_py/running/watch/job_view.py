@@ -34,6 +34,11 @@ _PARTS = (
     ("other", ("other",)),
 )
 _STATUS_VERSION = 1
+# The end of a sentence about a program without training steps.
+NO_STEPS: Final = (
+    "called a PopTorch model, nor stepped an optimizer of torch in its main process, nor called "
+    "popdist_py.heartbeat.step()"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -60,6 +65,11 @@ class JobView(Displayed):
     def step(self) -> int | None:
         """The highest training step of an instance; None if no instance counts steps."""
         return max((s.step for s in self.instances if s.step is not None), default=None)
+
+    @property
+    def has_reported(self) -> bool:
+        """Whether the program of any instance has reported an activity, such as a step."""
+        return any(state.step or any(state.seconds) for state in self.instances)
 
     @property
     def samples_per_second(self) -> float:
@@ -114,13 +124,19 @@ def headline(view: JobView) -> list[str]:
 
 
 def table_lines(
-    view: JobView, *, width: int, most_rows: int | None = None, colour: bool = False
+    view: JobView,
+    *,
+    width: int,
+    most_rows: int | None = None,
+    colour: bool = False,
+    with_reason: bool = False,
 ) -> list[str]:
     """Return text lines with the headline of a job and a table with a row for each instance.
 
     If the table is wider than ``width`` characters, some of its columns are left out. If there are
     more than ``most_rows`` instances, only the instances with the longest steps are shown. If
-    ``colour`` is true, the row of a straggler is coloured.
+    ``colour`` is true, the row of a straggler is coloured. If ``with_reason`` is true, a line says
+    why the table shows no steps.
     """
     states: Sequence[InstanceState] = view.instances
     if most_rows is not None and len(states) > most_rows:
@@ -138,6 +154,8 @@ def table_lines(
     left = len(view.instances) - len(states)
     why = " whose steps are shorter" if any(state.own_seconds for state in states) else ""
     more = [f"and {counted(left, 'more instance')}{why}"] if left else []
+    if with_reason and states and not view.has_reported:
+        more.append(f"no steps: so far, the program has neither {NO_STEPS}")
     return rich_lines(*headline(view), table, *more, width=width, colour=colour)
 
 

@@ -112,6 +112,19 @@ def test_the_smallest_window_shows_one_row_and_does_not_mention_missing_steps():
     assert lines[-1] == "and 3 more instances"
 
 
+def test_the_table_says_why_a_job_shows_no_steps():
+    running = InstanceState(index=0, phase="running")
+    (*table, reason) = table_lines(view(running), width=200, with_reason=True)
+    assert reason == (
+        "no steps: so far, the program has neither called a PopTorch model, nor stepped an "
+        "optimizer of torch in its main process, nor called popdist_py.heartbeat.step()"
+    )
+    assert table == table_lines(view(running), width=200)
+    for states in ((), (running, instance(1))):
+        with_reason = table_lines(view(*states), width=200, with_reason=True)
+        assert with_reason == table_lines(view(*states), width=200)
+
+
 def test_the_straggler_is_coloured_only_if_colours_are_on():
     plain = table_lines(JOBS["training"], width=150)
     painted = "\n".join(table_lines(JOBS["training"], width=150, colour=True))
