@@ -10,12 +10,12 @@ environment, and ``--remove-names`` undoes this.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 from typing import TextIO
 
+from popdist_py import __version__, installed_names
 from popdist_py.environment import IPU_MODEL, SDK_COMMAND, SDK_NAMES, is_popdist_environment
 
 _USAGE = """\
@@ -43,22 +43,6 @@ _OPTIONS = {
     "--ipu-model": (IPU_MODEL, ("mk1", "mk2", "bow")),
 }
 _HOOK = str(Path(__file__).resolve().parent / "start_hook")
-# A .pth file with one line of code, which Python runs when it starts. The code installs an import
-# finder that prefers installed packages to the emulation. The .pth file does not simply add a
-# folder to sys.path. In a virtual environment, such a folder would hide packages of the base
-# Python, which come later in sys.path. The file name begins with zz, so Python reads this file
-# after the .pth files that add folders to sys.path.
-_PTH = "zz_popdist_py_sdk_names.pth"
-_START = f"""\
-sys.path.insert(0, {_HOOK!r})
-try:
-    import popdist_sdk_finder
-    popdist_sdk_finder.start(default='auto')
-except ImportError:
-    pass  # the package was removed
-finally:
-    sys.path.pop(0)
-"""
 
 
 def main() -> int:
@@ -119,25 +103,17 @@ def _options_of_python() -> list[str]:
 
 
 def _change_environment(*, install: bool) -> int:
-    """Write or remove the .pth file that lets this Python environment import the SDK's modules."""
-    file = Path(sysconfig.get_path("purelib"), _PTH)
-    if install and not _is_installed():
-        return _refuse("not installed in this environment; first run: pip install poprun-py")
+    """Install or remove packages with the SDK's names in this Python environment."""
+    site = Path(sysconfig.get_path("purelib"))
     try:
         if install:
-            file.write_text(f"import sys; exec({_START!r})\n", encoding="utf-8")
+            lines = installed_names.install(site, __version__)
         else:
-            file.unlink(missing_ok=True)
-    except OSError as error:
-        return _refuse(f"{file}: {error.strerror}; use an environment of your own (python -m venv)")
-    _say(f"{'wrote' if install else 'removed'} {file}\n", sys.stdout)
+            lines = installed_names.remove(site)
+    except installed_names.InstallError as error:
+        return _refuse(str(error))
+    _say("".join(f"{line}\n" for line in lines), sys.stdout)
     return 0
-
-
-def _is_installed() -> bool:
-    """Tell whether Python finds popdist_py in this environment without PYTHONPATH."""
-    code = "import importlib.util as u, sys; sys.exit(u.find_spec('popdist_py') is None)"
-    return subprocess.run([sys.executable, "-I", "-c", code], check=False).returncode == 0
 
 
 def _refuse(message: str) -> int:

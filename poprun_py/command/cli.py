@@ -106,6 +106,12 @@ def _run(values: dict[str, Any]) -> int:
 
         print_out(version_text(version_format or "text"))
         return 0
+    names_change = values.pop("names_change", None)
+    if names_change is not None:
+        from poprun_py.command.names_change import change_names
+
+        change_names(names_change, is_alone=not any(values.values()))
+        return 0
     _check_plan_alone(values)
     config = _configuration(values)
     if config.export_config is not None or config.export_plan is not None:

@@ -93,7 +93,7 @@ _OWN_OPTIONS: Final = {name for param in SCALE.params if param is not HELP for n
 _ONE_RUN_ONLY: Final = (
     *("num_instances", "nproc_per_node", "check", "live", "stdin_instance", "run_name"),
     *(field for field, opt in OPTIONS.items() if opt.group == "Inspection"),
-    *("export_config", "overwrite_config", "version", "version_format"),
+    *("export_config", "overwrite_config", "version", "version_format", "names_change"),
 )
 _RANGE: Final = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?", re.ASCII)
 _MOST_COUNTS: Final = 64
@@ -168,7 +168,7 @@ def _parse(words: Sequence[str]) -> _Arguments | None:
     assert given is not None
     for field in _ONE_RUN_ONLY:
         if values.get(field) not in (None, False):
-            name = option_name(field)
+            name = values[field] if field == "names_change" else option_name(field)
             hint = ": give the numbers to --instances" if field == "num_instances" else ""
             raise UsageError(f"{name} is not an option of scale, which launches several jobs{hint}")
     if values.get("timeline") not in (None, AUTO):

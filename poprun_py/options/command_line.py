@@ -23,8 +23,10 @@ VERSION_FORMAT = Option(
 )
 # Maps each spelling of --verbose to the number that this spelling adds to the verbosity.
 _VERBOSE = {"-v": 1, "-vv": 2, "-vvv": 3, "--verbose": 1, "--vv": 2}
+# Options that change the names in this Python environment, instead of a launch.
+NAMES_CHANGES = ("--install-names", "--remove-names")
 # Options that do not accept a value, not even yes or no.
-_BARE = ("--version", "--verbose")
+_BARE = ("--version", "--verbose", *NAMES_CHANGES)
 
 _OPTIONS: dict[str, Option] = {
     **{option_name(field): opt for field, opt in OPTIONS.items() if field != "verbosity"},
@@ -40,9 +42,9 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     """Return the values that a command line gives; the keys are field names of LaunchConfig.
 
     The value of ``program`` is the program with its arguments. The values of ``version`` and
-    ``version_format`` come from --version and --version-format. If the command line has --help, the
-    result contains only the help topic under ``help`` (empty for the short help), and an empty
-    program.
+    ``version_format`` come from --version and --version-format. The value of ``names_change`` is
+    --install-names or --remove-names. If the command line has --help, the result contains only the
+    help topic under ``help`` (empty for the short help), and an empty program.
 
     Raises:
         UsageError: An option is unknown or ambiguous, or a value is missing or not accepted.
@@ -83,6 +85,8 @@ def _values(given: Sequence[tuple[str, str]]) -> dict[str, Any]:
         field = name.removeprefix("--").replace("-", "_")
         if name == "--version":
             values["version"] = True
+        elif name in NAMES_CHANGES:
+            values["names_change"] = name
         elif name == "--verbose":
             values["verbosity"] = values.get("verbosity", 0) + int(text)
         elif _OPTIONS[name].repeatable:

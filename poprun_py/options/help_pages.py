@@ -105,6 +105,15 @@ COMMAND = click.Command(
             ["-h", "--help"], "Help", metavar="[TOPIC]",
             help="Show the short help, or the help of a group, of an option, or of all options.",
         ),
+        HelpOption(
+            ["--install-names"], "Environment", is_flag=True,
+            help="Install the packages poptorch, popdist, horovod and popart into this Python"
+            " environment, so that every program can import the emulation; start nothing.",
+        ),
+        HelpOption(
+            ["--remove-names"], "Environment", is_flag=True,
+            help="Remove the packages that --install-names wrote; start nothing.",
+        ),
         HelpOption(["--version"], "Help", is_flag=True, help="Show the version and stop."),
         _click_option("version_format", VERSION_FORMAT),
         click.Argument(["program"], nargs=-1, metavar="PROGRAM [ARGUMENTS]", expose_value=False),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
+from pathlib import Path
 
 import pytest
 from sdk_names.places import NAMES, forgotten
 from support.repository import ROOT
+from support.surroundings import new_environment
 
 
 @pytest.fixture
@@ -32,3 +36,18 @@ def python(tmp_path):
         )  # fmt: skip
 
     return run
+
+
+@pytest.fixture(scope="module")
+def python_with_names(tmp_path_factory):
+    """Copy the library into a new environment; return its Python and site-packages.
+
+    ``tests/system`` installs a wheel, and checks that it holds the same files.
+    """
+    folder = tmp_path_factory.mktemp("environment") / "installed"
+    python = new_environment(folder)
+    site = sysconfig.get_path("purelib", vars={"base": str(folder)})
+    without = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "popdist_py", Path(site, "popdist_py"), ignore=without)
+    shutil.copy(ROOT / "popdist_torchvision_hook.py", site)
+    return python, site

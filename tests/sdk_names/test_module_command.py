@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 import pty
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
-from pathlib import Path
 
 import pytest
 from support.repository import ROOT
-from support.surroundings import new_environment
 
 from popdist_py.environment import InstanceEnvironment
 
@@ -174,72 +170,3 @@ def test_help(python):
     assert done.returncode == 0
     assert done.stdout.startswith("usage: python -m popdist_py")
     assert max(map(len, done.stdout.splitlines())) < 100
-
-
-@pytest.fixture(scope="module")
-def python_with_names(tmp_path_factory):
-    """Copy the library into a new environment; return its Python and site-packages.
-
-    ``tests/system`` installs a wheel, and checks that it holds the same files.
-    """
-    folder = tmp_path_factory.mktemp("environment") / "installed"
-    python = new_environment(folder)
-    site = sysconfig.get_path("purelib", vars={"base": str(folder)})
-    without = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "popdist_py", Path(site, "popdist_py"), ignore=without)
-    shutil.copy(ROOT / "popdist_torchvision_hook.py", site)
-    return python, site
-
-
-def test_an_environment_is_given_the_names_and_loses_them_again(python_with_names, tmp_path):
-    python, site = python_with_names
-
-    def run(*words, code=0, env=()):
-        done = subprocess.run(
-            [python, *words],
-            cwd=tmp_path,
-            env=dict(env),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == code, done.stderr
-        return done.stdout + done.stderr
-
-    file = f"{site}/zz_popdist_py_sdk_names.pth"
-    look = ("-c", "import popdist; print(popdist.getNumInstances(), popdist.__file__)")
-    assert "No module named 'popdist'" in run(*look, code=1)
-    for _ in range(2):
-        assert run("-m", "popdist_py", "--install-names") == f"wrote {file}\n"
-    ours = f"1 {site}/popdist_py/sdk_names/popdist/__init__.py\n"
-    assert run(*look) == ours
-    # What -m popdist_py refuses works then.
-    assert run("-I", *look) == ours
-    # What stands behind on the path is installed too: the base of a virtual environment, say.
-    theirs = tmp_path / "base" / "popdist.py"
-    theirs.parent.mkdir()
-    theirs.write_text("getNumInstances = int\n")
-    last = Path(site, "zzz_base.pth")
-    last.write_text(f"{theirs.parent}\n")
-    assert run(*look) == f"0 {theirs}\n"
-    always = ("-m", "popdist_py", "--sdk-names", "yes")
-    assert run(*always, *look) == ours
-    last.unlink()
-    # A job that asks for none gets none; nor is a package that was removed missed.
-    refused = {"POPDIST_SDK_NAMES": "no"}
-    assert "No module named 'popdist'" in run(*look, code=1, env=refused)
-    hook = Path(site, "popdist_py", "start_hook")
-    hook.rename(tmp_path / "removed")
-    assert run("-c", "print(1)") == "1\n"
-    (tmp_path / "removed").rename(hook)
-    for _ in range(2):
-        assert run("-m", "popdist_py", "--remove-names") == f"removed {file}\n"
-    assert "No module named 'popdist'" in run(*look, code=1)
-
-
-def test_names_are_given_only_to_an_environment_that_has_the_library(python, tmp_path):
-    executable = new_environment(tmp_path / "environment")
-    done = python("--install-names", executable=executable)
-    assert done.returncode == 2
-    assert "not installed in this environment; first run: pip install" in done.stderr
-    assert not list(tmp_path.glob("environment/lib/*/site-packages/*popdist*"))

@@ -292,7 +292,8 @@ def test_a_group_may_be_shortened_and_written_in_any_case(group):
     own = [option_name(n) for n, opt in OPTIONS.items() if opt.group == group]
     for name in own:
         assert name == "--verbosity" or name in page
-    assert page.count("\n  -") == len(own) + (group == "Job")  # -m is not a field.
+    # -m, --install-names and --remove-names are not fields.
+    assert page.count("\n  -") == len(own) + {"Job": 1, "Environment": 2}.get(group, 0)
     for topic in (group.upper(), group.lower().replace(" ", "-"), group[:2].lower()):
         assert help_text(topic, 100) == page
 
