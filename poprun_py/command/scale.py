@@ -50,7 +50,9 @@ Each number is run several times, in the order 1, 2, 4, 1, 2, 4, ..., and the me
 options of poprun-py may stand before PROGRAM. The options below may also stand after it, and all
 words after -- belong to the program. With --num-replicas N every run has N replicas (strong
 scaling); without it, a run has as many replicas as instances (weak scaling). --timeout limits each
-run. The runs are kept in --output-dir (runs), so that poprun-py compare can read them.
+run. The runs are kept in --output-dir (runs), so that poprun-py compare can read them. A figure
+with * cannot be trusted: a line below the table tells why, such as other load or another number of
+threads.
 
 \b
 Examples:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from popdist_py.errors import counted
 from poprun_py.display.formatting import milliseconds_text
+from poprun_py.past_runs.doubts import Doubt, doubts_of_comparison, doubts_of_runs
 from poprun_py.past_runs.measured_run import Measured, Target
 from poprun_py.running.watch.instance_state import median
 from poprun_py.running.watch.stragglers import Straggler
@@ -118,6 +119,8 @@ class RunGroup:
         efficiency: The scaling efficiency, which is the speedup divided by the factor by which the
             number of instances has grown.
         efficiency_by_replicas: The scaling efficiency, computed from replicas instead of instances.
+        doubts: The reasons why the group's own speed, or its difference from the base group, cannot
+            be trusted.
     """
 
     runs: tuple[Measured, ...]
@@ -126,6 +129,7 @@ class RunGroup:
     speedup: float | None = None
     efficiency: float | None = None
     efficiency_by_replicas: float | None = None
+    doubts: tuple[Doubt, ...] = ()
 
     @property
     def label(self) -> str:
@@ -164,6 +168,7 @@ class RunGroup:
             "speedup": self.speedup,
             "efficiency": self.efficiency,
             "efficiency_by_replicas": self.efficiency_by_replicas,
+            "doubts": [doubt.to_json() for doubt in self.doubts],
             "missing": self.missing,
         }
 
@@ -191,6 +196,13 @@ class Comparison:
     def base(self) -> RunGroup:
         """The first group of runs, with which all groups are compared."""
         return self.groups[0]
+
+    def is_doubtful(self, group: RunGroup) -> bool:
+        """Return whether there are doubts about the speedup and the efficiency of ``group``.
+
+        Doubts about the base group are doubts about all groups, which are compared with it.
+        """
+        return bool(group.doubts or self.base.doubts)
 
     def ideal_speedup(self, group: RunGroup) -> float:
         """Return the speedup that ``group`` would have at a scaling efficiency of 100 %."""
@@ -270,18 +282,33 @@ def _run_group(runs: tuple[Measured, ...], measure: Measure, base: RunGroup | No
         numbers={name: spread for name, spread in spreads.items() if spread is not None},
         speed=Spread.of(map(measure.speed_of, runs)),
     )
+    own_doubts = doubts_of_runs([run.conditions for run in runs], _speeds(group))
+    group = replace(group, doubts=tuple(own_doubts))
     base = base or group
     if group.speed is None or base.speed is None or base.speed.median <= 0:
         return group
     speedup = group.speed.median / base.speed.median
     if not math.isfinite(speedup):  # a damaged file of a run may contain NaN
         return group
+    efficiency = speedup * base.instances / group.instances
+    doubts = doubts_of_comparison(
+        [run.conditions for run in runs],
+        [run.conditions for run in base.runs],
+        speeds=(_speeds(group), _speeds(base)),
+        speedup=speedup,
+        efficiency=efficiency if group.instances != base.instances else None,
+    )
     return replace(
         group,
         speedup=speedup,
-        efficiency=speedup * base.instances / group.instances,
+        efficiency=efficiency,
         efficiency_by_replicas=speedup * base.replicas / group.replicas,
+        doubts=(*own_doubts, *doubts),
     )
+
+
+def _speeds(group: RunGroup) -> tuple[float, ...]:
+    return () if group.speed is None else group.speed.values
 
 
 def _scaling(groups: Sequence[RunGroup]) -> str:

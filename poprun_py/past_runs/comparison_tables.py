@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from popdist_py.errors import counted
 from poprun_py.display.formatting import number_text
 from poprun_py.display.tables import Column, fitted_table, rich_lines
 from poprun_py.past_runs.comparison import SECONDS, STEPS, Comparison, RunGroup, Spread
+from poprun_py.past_runs.doubts import doubt_lines
 
 _LONG_BAR, _SHORT_BAR, _WIDE_TERMINAL = 20, 10, 120
+# The mark behind values that cannot be trusted; the lines below the table begin with the mark, too.
+MARK: Final = "*"
+_UNKNOWN: Final = "-"
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 _SCALINGS: Final[Mapping[str, str]] = {
     "strong": "strong scaling: the global batch is the same",
@@ -41,7 +46,9 @@ def comparison_lines(
     """
     columns = comparison_columns(comparison, bar_length=_bar_length(width), blocks=blocks)
     measure = f"compared with {comparison.base.label} by {comparison.measure.description}"
-    return _lines(comparison, columns, measure, _missing_lines(comparison), width, colour=colour)
+    doubts = comparison_doubts(comparison)
+    missing = _missing_lines(comparison)
+    return _lines(comparison, columns, measure, [*doubts, *missing], width, colour=colour)
 
 
 def scaling_lines(
@@ -50,14 +57,26 @@ def scaling_lines(
     """Return text lines with the table of a scaling test, one row for each number of instances."""
     columns = scaling_columns(comparison, bar_length=_bar_length(width), blocks=blocks)
     measure = f"median for each number of instances, by {comparison.measure.description}"
-    return _lines(comparison, columns, measure, [], width, colour=colour)
+    return _lines(comparison, columns, measure, scaling_doubts(comparison), width, colour=colour)
+
+
+def comparison_doubts(comparison: Comparison) -> list[str]:
+    """Return a line for each reason why figures of a comparison cannot be trusted."""
+    doubts = ((each.label, each.doubts) for each in comparison.groups)
+    return [f"{MARK} {line}" for line in doubt_lines(doubts)]
+
+
+def scaling_doubts(comparison: Comparison) -> list[str]:
+    """Return a line for each reason why figures of a scaling test cannot be trusted."""
+    doubts = ((counted(each.instances, "instance"), each.doubts) for each in comparison.groups)
+    return [f"{MARK} {line}" for line in doubt_lines(doubts)]
 
 
 def _lines(
     comparison: Comparison,
     columns: Sequence[Column],
     measure: str,
-    missing: Sequence[str],
+    remarks_on_values: Sequence[str],
     width: int,
     *,
     colour: bool,
@@ -65,7 +84,7 @@ def _lines(
     table = rich_lines(fitted_table(columns, width=width), width=max(width, 20), colour=colour)
     scaling = [_SCALINGS[comparison.scaling]] if comparison.scaling else []
     remarks = [f"note: {each}" for each in comparison.remarks]
-    return [*table, "", measure, *scaling, *missing, *remarks]
+    return [*table, "", measure, *scaling, *remarks_on_values, *remarks]
 
 
 def _missing_lines(comparison: Comparison) -> list[str]:
@@ -117,16 +136,17 @@ def comparison_columns(
     if any(len(each.runs[0].hosts) > 1 for each in groups):
         columns.append(column("hosts", lambda each: str(len(each.runs[0].hosts)), 2))
     columns.append(numbers("samples_per_second", 0))
-    columns.append(column("speedup", lambda each: factor(each.speedup)))
+    columns.append(_marked(comparison, "speedup", lambda each: factor(each.speedup)))
     if differs(lambda each: each.instances):
-        columns.append(column("efficiency", lambda each: percent(each.efficiency), 9))
+        columns.append(_marked(comparison, "efficiency", lambda each: percent(each.efficiency), 9))
     efficiencies_differ = any(each.efficiency != each.efficiency_by_replicas for each in groups)
     if efficiencies_differ and differs(lambda each: each.replicas):
-        columns.append(column("by replicas", lambda each: percent(each.efficiency_by_replicas), 6))
+        by_replicas = "by replicas", lambda each: percent(each.efficiency_by_replicas), 6
+        columns.append(_marked(comparison, *by_replicas))
     orders = {"step_seconds": 4, "p95_seconds": 1, "seconds": 7, "loss": 8, "reached": 0}
     columns += [numbers(name, order) for name, order in orders.items()]
     columns.append(_speed_column(groups, bar_length, blocks=blocks))
-    return [each for each in columns if set(each.cells) - {"-", ""}]
+    return [each for each in columns if set(each.cells) - {_UNKNOWN, ""}]
 
 
 def scaling_columns(
@@ -147,10 +167,10 @@ def scaling_columns(
         column("replicas", lambda each: str(each.replicas), 3),
         column("runs", lambda each: str(len(each.runs)), 1),
         Column(title, tuple(_median(each, number_text) for each in shown)),
-        Column("min-max", tuple("-" if each is None else _range(each) for each in shown), 4),
-        column("speedup", lambda each: factor(each.speedup)),
+        Column("min-max", tuple(_UNKNOWN if each is None else _range(each) for each in shown), 4),
+        _marked(comparison, "speedup", lambda each: factor(each.speedup)),
         column("ideal", lambda each: factor(comparison.ideal_speedup(each)), 6),
-        column("efficiency", lambda each: percent(each.efficiency)),
+        _marked(comparison, "efficiency", lambda each: percent(each.efficiency)),
     ]
     if comparison.measure is not SECONDS:
         step = [each.numbers.get("step_seconds") for each in groups]
@@ -158,6 +178,18 @@ def scaling_columns(
     if bar_length:
         columns.append(_speed_column(groups, bar_length, blocks=blocks))
     return columns
+
+
+def _marked(
+    comparison: Comparison, title: str, cell: Callable[[RunGroup], str], drop_order: int = 0
+) -> Column:
+    """Return a column whose doubtful values have a mark; the other values stay aligned."""
+    marks = {True: MARK, False: " " if any(map(comparison.is_doubtful, comparison.groups)) else ""}
+    cells = [
+        value if (value := cell(each)) == _UNKNOWN else value + marks[comparison.is_doubtful(each)]
+        for each in comparison.groups
+    ]
+    return Column(title, tuple(cells), drop_order)
 
 
 def _speed_column(groups: Sequence[RunGroup], bar_length: int, *, blocks: bool) -> Column:
@@ -177,7 +209,7 @@ def _cell(spread: Spread | None, show: Callable[[float], str]) -> str:
 
 
 def _median(spread: Spread | None, show: Callable[[float], str]) -> str:
-    return "-" if spread is None else show(spread.median)
+    return _UNKNOWN if spread is None else show(spread.median)
 
 
 def _range(spread: Spread, show: Callable[[float], str] = number_text) -> str:
@@ -186,12 +218,12 @@ def _range(spread: Spread, show: Callable[[float], str] = number_text) -> str:
 
 def factor(value: float | None) -> str:
     """Return a speedup as text, such as ``1.98x``."""
-    return "-" if value is None else f"{value:.2f}x"
+    return _UNKNOWN if value is None else f"{value:.2f}x"
 
 
 def percent(value: float | None) -> str:
     """Return an efficiency as text, such as ``99%``."""
-    return "-" if value is None else f"{value:.0%}"
+    return _UNKNOWN if value is None else f"{value:.0%}"
 
 
 def _bar_length(width: int) -> int:

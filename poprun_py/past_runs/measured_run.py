@@ -22,6 +22,7 @@ from poprun_py.past_runs.recorded_run import (
     refusing_damage,
     seconds_since_epoch,
 )
+from poprun_py.past_runs.run_conditions import Conditions, conditions_of
 from poprun_py.planning.user_program import call_folder, short_name
 from poprun_py.running.watch.instance_state import median, percentile
 from poprun_py.running.watch.records import StepRecord
@@ -36,6 +37,9 @@ LOSS: Final = "loss"
 _SPELLING: Final = re.compile(r"\s*([^<>=]+?)\s*(>=|<=|=)\s*([^<>=\s]+)\s*")
 # If the name of a logged value contains one of these words, smaller values are better.
 _SHRINKS: Final = ("loss", "error", "perplexity")
+
+
+_UNKNOWN_CONDITIONS: Final = Conditions()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +61,7 @@ class Measured:
         exit_code: The exit code of the run; None while the run has not ended.
         resumed_step: The training step of the checkpoint from which the first attempt continued; 0
             without a checkpoint.
+        conditions: The conditions under which the speed was measured.
         missing: The reason for each unknown value, keyed by the name of its field.
     """
 
@@ -78,6 +83,7 @@ class Measured:
     exit_code: int | None = 0
     attempts: int = 1
     resumed_step: int = 0
+    conditions: Conditions = _UNKNOWN_CONDITIONS
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -110,6 +116,7 @@ def _measured(run: RecordedRun, target: Target | None) -> Measured:
         exit_code=report.get("exit_code") if report.get("state", "ended") == "ended" else None,
         attempts=max(1, len(run.attempts)),
         resumed_step=int(first.get("resumed_step") or 0),
+        conditions=conditions_of(run.attempts[-1]) if run.attempts else _UNKNOWN_CONDITIONS,
     )
     made = _with_steady_speed(made, run) or _with_observed_speed(made, run) or made
     return replace(made, missing=_missing(made, target, is_logged))
@@ -143,7 +150,7 @@ def _with_steady_speed(made: Measured, run: RecordedRun) -> Measured | None:
     """Return ``made`` with the speed of the recorded steps; None if too few steps were recorded."""
     attempt = max(run.attempts, key=lambda each: (len(each.steps), each.number), default=None)
     by_instance = _steady_steps(attempt) if attempt is not None else {}
-    if not by_instance:
+    if attempt is None or not by_instance:
         return None
     seconds = [each.seconds for steps in by_instance.values() for each in steps]
     rates = [median([s.samples / s.seconds for s in steps]) for steps in by_instance.values()]
@@ -161,6 +168,7 @@ def _with_steady_speed(made: Measured, run: RecordedRun) -> Measured | None:
         step_seconds=median(seconds),
         p95_seconds=percentile(seconds, _P95),
         slowest=worst if worst.is_slow else None,
+        conditions=conditions_of(attempt, by_instance),
     )
 
 
@@ -189,6 +197,9 @@ def _with_observed_speed(made: Measured, run: RecordedRun) -> Measured | None:
                 step_seconds=max(each.step_seconds for each in timed),
                 p95_seconds=max(each.p95_seconds for each in timed),
                 loss=observed_loss if made.loss is None else made.loss,
+                conditions=replace(
+                    conditions_of(attempt), num_steps=min(each.num_steps for each in timed)
+                ),
             )
     return None
 

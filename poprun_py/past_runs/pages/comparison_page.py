@@ -14,10 +14,13 @@ from poprun_py.display.page import Alert, Chart, Fact, Facts, Part, Section, Sen
 from poprun_py.display.tables import Column
 from poprun_py.past_runs.comparison import SAMPLES, SECONDS, Comparison, RunGroup, Spread
 from poprun_py.past_runs.comparison_tables import (
+    MARK,
     comparison_columns,
+    comparison_doubts,
     factor,
     percent,
     scaling_columns,
+    scaling_doubts,
 )
 from poprun_py.past_runs.measured_run import LOSS, logged, losses
 from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun
@@ -42,7 +45,7 @@ def comparison_page(comparison: Comparison, runs: Sequence[RecordedRun]) -> str:
         f"{len(runs)} runs compared",
         sections,
         lead=f"Against {comparison.base.label}, by {comparison.measure.description}.",
-        opening=_opening(comparison),
+        opening=_opening(comparison, comparison_doubts(comparison)),
     )
 
 
@@ -61,26 +64,29 @@ def scaling_page(comparison: Comparison, counts: Sequence[int]) -> str:
         [Section("Speed by instances", parts), Section("Runs", [Sentence(names)])],
         lead=f"{', '.join(map(str, counts))} instances; median for each number, by "
         f"{comparison.measure.description}.",
-        opening=_opening(comparison),
+        opening=_opening(comparison, scaling_doubts(comparison)),
     )
 
 
 # --- facts and table at the top of a page -------------------------------------------------------
 
 
-def _opening(comparison: Comparison) -> list[Part]:
-    remarks = map(Alert, comparison.remarks)
+def _opening(comparison: Comparison, doubts: Sequence[str]) -> list[Part]:
+    remarks = map(Alert, (*doubts, *comparison.remarks))
     known = [each for each in comparison.groups if each.speed is not None and each.speedup]
     if len(known) < 2:
         return [*remarks]
     fastest = max(known, key=lambda each: each.speedup or 0.0)
     largest = max(known, key=lambda each: each.instances)
-    facts = [Fact("Fastest", factor(fastest.speedup), _description(fastest))]
+    marked = {True: MARK, False: ""}
+    speedup = factor(fastest.speedup) + marked[comparison.is_doubtful(fastest)]
+    facts = [Fact("Fastest", speedup, _description(fastest))]
     if comparison.measure is SAMPLES and fastest.speed is not None:
         rate = number_text(fastest.speed.median)
         facts.append(Fact("Samples/s", rate, _description(fastest)))
     if largest.instances > comparison.base.instances:
-        facts.append(Fact("Scaling efficiency", percent(largest.efficiency), _description(largest)))
+        efficiency = percent(largest.efficiency) + marked[comparison.is_doubtful(largest)]
+        facts.append(Fact("Scaling efficiency", efficiency, _description(largest)))
     if comparison.scaling:
         facts.append(Fact("Scaling", comparison.scaling, "by the global batch"))
     return [Facts(facts), *remarks]

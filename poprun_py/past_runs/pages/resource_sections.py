@@ -65,12 +65,14 @@ def activity_section(view: JobView | None, phases: Sequence[Chart] = ()) -> Sect
     shares = {name: [own[i] / sum(own) for own in times] for i, name in enumerate(ACTIVITIES)}
     mean = {name: sum(values) / len(values) for name, values in shares.items()}
     most = [name for name in sorted(mean, key=lambda name: -mean[name])[:3] if mean[name] >= 0.005]
-    other = "own code" if in_steps else "other"
+    other, where = (
+        ("own code", "outside of the library") if in_steps else ("other", "between calls")
+    )
     names = {name: other if name == "other" else name for name in mean}
     summary = ", ".join(f"{names[name]} {mean[name]:.0%}" for name in most)
     chart = bars(
         "Activities of each instance",
-        f"On average {summary}. {other.capitalize()} is the program's own code between calls.",
+        f"On average {summary}. {other.capitalize()} is the program's own code {where}.",
         [f"instance {state.index}" for state in states],
         [
             Bars(names[name], [each * 100 for each in shares[name]], colour, is_hatched=is_hatched)

@@ -34,6 +34,7 @@ from poprun_py.display.page import (
 )
 from poprun_py.errors import UsageError
 from poprun_py.options.run_labels import label_lines
+from poprun_py.past_runs.doubts import doubts_of_runs
 from poprun_py.past_runs.recorded_run import (
     RecordedAttempt,
     RecordedRun,
@@ -41,6 +42,7 @@ from poprun_py.past_runs.recorded_run import (
     refusing_damage,
     seconds_since_epoch,
 )
+from poprun_py.past_runs.run_conditions import conditions_of
 from poprun_py.past_runs.run_files import RunFiles
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_file import plan_from_json
@@ -221,6 +223,10 @@ def _opening(run: RecordedRun, view: JobView | None, folder: str) -> list[Part]:
     parts: list[Part] = [*map(Sentence, label_lines(run.report)), *_failure_parts(run, folder)]
     if view is not None and view.worst is not None and view.worst.is_slow:
         parts.append(Alert(f"{view.worst.sentence[0].upper()}{view.worst.sentence[1:]}."))
+    # Conditions such as other load change times, so they are shown before the times.
+    for doubt in doubts_of_runs([conditions_of(run.attempts[-1])]) if run.attempts else ():
+        reason = doubt.to_json()["reason"]
+        parts.append(Alert(f"{reason[0].upper()}{reason[1:]}."))
     if run.is_running:
         parts.append(
             Alert(

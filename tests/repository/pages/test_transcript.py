@@ -114,6 +114,13 @@ def test_a_slow_instance_of_a_busy_machine_is_no_difference():
     assert len(differences(expected, [remark])) == 2
 
 
+def test_doubts_about_figures_of_a_busy_machine_are_no_difference():
+    marked = ["run  1.98x*", "* other programs used CPUs of the job: 0.3 of 2 (two)"]
+    assert differences(Command("", 0, ("run  1.98x",)), marked) == []
+    assert differences(Command("", 0, ("run  1.98x*", "* other programs ...")), marked) == []
+    assert len(differences(Command("", 0, ("run  1.98x*", "* too few ...")), marked)) == 2
+
+
 def test_output_may_be_this_machines():
     assert differences(Command("", 0, ("a",), varies="all"), ["b", "c"]) == []
 
