@@ -5,6 +5,7 @@ A user waits for texts with a limit. The stream that appears holds all escape co
 
 from __future__ import annotations
 
+import itertools
 import os
 import pty
 import re
@@ -124,16 +125,26 @@ class Typist:
         return self._code
 
 
-def screen_of(stream, *, columns, rows):
-    """Return a terminal's lines after a stream: first those that have scrolled away."""
+def screen_of(stream, *, columns, rows, resizes=(), wraps_anew=True):
+    """Return a terminal's lines after a stream: first those that have scrolled away.
+
+    Args:
+        resizes: pairs of a number of characters of the stream and the columns after those.
+        wraps_anew: whether the terminal wraps its lines anew when it is resized, as most do, or
+            cuts them, as xterm does.
+    """
     terminal = _Terminal(columns, rows)
-    for piece in _PIECE.finditer(stream):
-        if piece["char"] is not None:
-            terminal.write(piece["char"])
-        elif piece["other"] is not None:
-            terminal.escape(piece["other"])
-        else:
-            terminal.control(piece["letter"], piece["number"])
+    starts = [0, *(start for start, _ in resizes), len(stream)]
+    for number, (start, end) in enumerate(itertools.pairwise(starts)):
+        if number:
+            terminal.resize(resizes[number - 1][1], wraps_anew=wraps_anew)
+        for piece in _PIECE.finditer(stream, start, end):
+            if piece["char"] is not None:
+                terminal.write(piece["char"])
+            elif piece["other"] is not None:
+                terminal.escape(piece["other"])
+            else:
+                terminal.control(piece["letter"], piece["number"])
     lines = [*terminal.gone, *("".join(line).rstrip() for line in terminal.lines)]
     while lines and not lines[-1]:
         lines.pop()
@@ -147,6 +158,45 @@ class _Terminal:
         self.lines = [[] for _ in range(rows)]
         self.row = self.column = 0
         self.saved = (0, 0)
+        self.continued = set()  # rows whose line goes on in the next row; scrolling keeps it right
+
+    def resize(self, columns, *, wraps_anew):
+        """Give the terminal other columns; the cursor stays at its character."""
+        if wraps_anew:
+            self._wrap_anew(columns)
+        else:
+            self.lines = [line[:columns] for line in self.lines]
+            self.continued.clear()
+            self.column = min(self.column, columns - 1)
+        self.columns = columns
+
+    def _wrap_anew(self, columns):
+        whole, cursor = [], (0, 0)
+        for row, line in enumerate(self.lines):
+            if row - 1 not in self.continued:
+                whole.append([])
+            if row == self.row:
+                cursor = (len(whole) - 1, len(whole[-1]) + self.column)
+            whole[-1] += line
+        self.lines, self.continued = [], set()
+        for number, line in enumerate(whole):
+            start = len(self.lines)
+            pieces = [line[n : n + columns] for n in range(0, len(line), columns)] or [[]]
+            self.lines += pieces
+            self.continued |= set(range(start, len(self.lines) - 1))
+            if number == cursor[0]:
+                below = min(cursor[1] // columns, len(pieces) - 1)
+                self.row, self.column = start + below, min(cursor[1] - below * columns, columns)
+        while len(self.lines) > self.rows and self.row < len(self.lines) - 1 and not self.lines[-1]:
+            self.lines.pop()
+        while len(self.lines) > self.rows:
+            self._scroll()
+        self.lines += [[] for _ in range(self.rows - len(self.lines))]
+
+    def _scroll(self):
+        self.gone.append("".join(self.lines.pop(0)).rstrip())
+        self.continued = {row - 1 for row in self.continued if row}
+        self.row = max(0, self.row - 1)
 
     def write(self, char):
         if char == "\r":
@@ -156,6 +206,7 @@ class _Terminal:
         elif char >= " ":
             if self.column == self.columns:
                 self.column = 0
+                self.continued.add(self.row)
                 self.down()
             line = self.lines[self.row]
             line.extend(" " * (self.column + 1 - len(line)))
@@ -179,10 +230,13 @@ class _Terminal:
                 self.row = min(self.rows - 1, self.row + count)
                 self.column = 0
             case "J" | "K":
-                del self.lines[self.row][self.column :]
+                # In the last column, xterm erases the character that was written there.
+                del self.lines[self.row][min(self.column, self.columns - 1) :]
+                self.continued.discard(self.row)
                 if letter == "J":
                     for row in range(self.row + 1, self.rows):
                         self.lines[row] = []
+                    self.continued = {row for row in self.continued if row < self.row}
             case "m" | "h" | "l":
                 pass
             case _:
@@ -192,7 +246,8 @@ class _Terminal:
         if self.row + 1 < self.rows:
             self.row += 1
         else:
-            self.gone.append("".join(self.lines.pop(0)).rstrip())
+            self._scroll()
+            self.row = self.rows - 1
             self.lines.append([])
 
 

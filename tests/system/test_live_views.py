@@ -306,3 +306,50 @@ def test_of_torchs_own_ddp_the_slow_rank_is_known(poprun, script, tmp_path, late
     waited = [each["seconds"]["waiting"] for each in instances]
     assert waited[1 - slow] > 39 * 0.05 * 0.8
     assert waited[slow] < waited[1 - slow] / 2
+
+
+BAR = """
+import os, sys, time
+from pathlib import Path
+for percent in (10, 20):
+    if os.environ["RANK"] == "1":
+        sys.stderr.write(f"\\r {percent}%|{'#' * 60}| {percent}/100 [00:01<00:01]")
+        sys.stderr.flush()
+    while not Path(f"stop{percent}").exists():
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("wraps_anew", [True, pytest.param(False, marks=pytest.mark.sweep)])
+def test_a_bar_and_the_panel_fit_into_a_window_made_narrower(script, tmp_path, wraps_anew):
+    resizes = []
+
+    def is_whole(columns, percent):
+        """Tell whether the screen has one bar, one panel below it, and no other rows."""
+        shown = screen_of(
+            user.seen, columns=100, rows=ROWS, resizes=resizes, wraps_anew=wraps_anew
+        )  # fmt: skip
+        bars = [row for row in shown if row.startswith(f"[1,1]<stderr>: {percent}%|#")]
+        heads = [number for number, row in enumerate(shown) if row.startswith("instance ")]
+        return (
+            len(bars) == len(heads) == 1
+            and bars == [row for row in shown if "#" in row]
+            and bars[0].endswith(f"{percent}/100 [00:01<00:01]")
+            and shown[-2].split()[0] == "0"
+            and shown[-1].split()[0] == "1"
+            and sum("program.py: run " in row for row in shown) == 1
+            and max(map(len, shown)) <= columns
+        )
+
+    command = [*LAUNCHER, "--live", "-n", "2", script(BAR)]
+    with Typist(command, cwd=tmp_path, size=(ROWS, 100)) as user:
+        user.wait_until(lambda: is_whole(100, 10))
+        for columns in (60, 80, 50):
+            user.read()  # what is on its way belongs to the earlier size
+            resizes.append((len(user.seen), columns))
+            user.resize(ROWS, columns)
+            user.wait_until(lambda size=columns: is_whole(size, 10))
+        (tmp_path / "stop10").touch()
+        user.wait_until(lambda: is_whole(50, 20))
+        (tmp_path / "stop20").touch()
+        assert user.ended() == 0

@@ -30,6 +30,7 @@ _KEPT, _KEPT_OF_LINE, _TOO_LONG = 1 << 15, 1000, 3000
 # ``Sink`` has opened again. A pipe that is ready takes PIPE_BUF bytes without blocking. A terminal
 # takes fewer bytes without blocking.
 _PIPE_CHUNK, _TERMINAL_CHUNK, _WHOLE_CHUNK = 4096, 512, 1 << 16
+_COLOUR = re.compile(rb"\x1b\[[\d;]*m")
 _BARE_RETURN = re.compile(rb"\r(?!\n)")
 # The colours of tags are green, yellow, blue, magenta and cyan, then the bright colours.
 _COLOURS = (32, 33, 34, 35, 36, 92, 93, 94, 95, 96)
@@ -205,6 +206,10 @@ class Screen:
     a terminal and shown again below the whole line. If the terminal cannot erase lines, the
     open line is shown twice. If the output is not a terminal, the open line is ended by a
     newline, and progress bars are written as whole lines.
+
+    On a terminal, a progress bar is fitted into one row, and the cursor stays at the beginning of
+    the row. If the terminal is made narrower, it may wrap the bar into several rows. All of them
+    are below the cursor, so they can be erased without knowing whether the terminal wraps rows.
     """
 
     def __init__(
@@ -226,6 +231,9 @@ class Screen:
         self._unfinished: dict[OutputStream, None] = {}
         self._drawn = b""  # The open line's text after its last carriage return.
         self._is_bar = False  # Whether the open line contains a carriage return.
+        # The terminal's columns when the open line was last drawn as a bar that fits into one row;
+        # None if the open line was written as the program wrote it.
+        self._columns_of_bar: int | None = None
 
     def feed(self, stream: OutputStream, data: bytes) -> None:
         """Write the whole lines of a stream's new output, and hold the rest of the output."""
@@ -292,7 +300,8 @@ class Screen:
     def interrupt(self) -> None:
         """End the open (unfinished) line, so that other code can write to the descriptor."""
         if self._open is not None:
-            self._write(self._end_of_row)
+            is_bar = self._columns_of_bar is not None
+            self._write((self._ended_bar(self._open) if is_bar else b"") + self._end_of_row)
             self._open = None
 
     def _is_free_for(self, stream: OutputStream) -> bool:
@@ -328,8 +337,8 @@ class Screen:
         if self._open is None or not self.is_terminal:
             self.interrupt()
             return b""
-        self._write(b"\r\x1b[K" if self._can_erase else self._end_of_row)
-        return self._open.prefix() + self._drawn
+        self._write(self._erased_bar() or (b"\r\x1b[K" if self._can_erase else self._end_of_row))
+        return self._redrawn()
 
     @property
     def _end_of_row(self) -> bytes:
@@ -342,19 +351,76 @@ class Screen:
     def redraw(self) -> None:
         """Write the open (unfinished) line again."""
         if self._open is not None:
-            self._write(self._open.prefix() + self._drawn)
+            self._write(self._redrawn())
+
+    def resized(self) -> None:
+        """Fit the progress bar of the open line into the terminal, whose size has changed."""
+        if self._open is not None and self._columns_of_bar is not None:
+            self._write(self._erased_bar() + self._redrawn())
+
+    def suspend(self) -> None:
+        """Move the cursor behind the progress bar of the open line, before a shell writes there."""
+        if self._open is not None and self._columns_of_bar is not None:
+            self._write(self._erased_bar() + self._redrawn().removesuffix(b"\r"))
+
+    def _redrawn(self) -> bytes:
+        """Return the bytes that show the open line again in an empty row."""
+        assert self._open is not None
+        if self._columns_of_bar is None:
+            return self._open.prefix() + self._drawn
+        self._columns_of_bar = self.num_columns or self._columns_of_bar
+        return self._fitted_bar(self._open) + b"\r"
+
+    def _fitted_bar(self, stream: OutputStream, *, is_last: bool = False) -> bytes:
+        from poprun_py.running.screen.bar_row import fitted
+
+        assert self._columns_of_bar is not None
+        prefix = stream.prefix()
+        room = self._columns_of_bar - len(_COLOUR.sub(b"", prefix))
+        return prefix + fitted(self._drawn, max(room, 1), is_last=is_last)
+
+    def _erased_bar(self) -> bytes:
+        """Return the codes that erase the open line's bar, if the bar fits into one row."""
+        if self._columns_of_bar is None:
+            return b""
+        # A terminal that was made narrower may have wrapped the bar into several rows.
+        has_one_row = self._columns_of_bar == self.num_columns
+        return b"\r\x1b[K" if has_one_row else b"\r\x1b[J"
+
+    def _ended_bar(self, stream: OutputStream) -> bytes:
+        """Return the bytes that show the last state of the open line's bar, with its end."""
+        erased = self._erased_bar()
+        self._columns_of_bar = self.num_columns or self._columns_of_bar
+        return erased + self._fitted_bar(stream, is_last=True)
 
     def _write_lines(self, stream: OutputStream, lines: bytes) -> None:
         tag, redraw = stream.prefix(), b""
         first_tag = tag
         if self._open is stream:
             first_tag = b""
+            if self._columns_of_bar is not None:
+                first_tag, lines = self._last_state(stream, lines)
             self._open = None
         else:
             redraw = self._close_open_line()
+        if _BARE_RETURN.search(lines) and (columns := self.num_columns) is not None:
+            # The bar was held while another line was open, so only its end has to be shown.
+            from poprun_py.running.screen.bar_row import last_states
+
+            lines = last_states(lines, max(1, columns - len(_COLOUR.sub(b"", tag))))
         end = b"\n" if self.maps_newlines or stream.live else b"\r\n"
         body = _retag(lines, tag)[:-1].replace(b"\n", end + tag)
         self._write(first_tag + body + end + redraw)
+
+    def _last_state(self, stream: OutputStream, lines: bytes) -> tuple[bytes, bytes]:
+        """Return the bytes that end the open line's bar, and the rest of the lines to write."""
+        from poprun_py.running.screen.bar_row import next_state, stays_in_row
+
+        first = lines.partition(b"\n")[0]
+        if stays_in_row(first):
+            self._drawn = next_state(self._drawn, first)
+            lines = lines[len(first) :]
+        return self._ended_bar(stream), lines
 
     def _write_partial(self, stream: OutputStream) -> None:
         # Hold a carriage return at the end of the output, because a newline may follow.
@@ -367,9 +433,39 @@ class Screen:
         if self._open is not stream:
             self.interrupt()
             self._open, self._drawn, self._is_bar, start = stream, b"", False, tag
+            self._columns_of_bar = None
+        is_new = not self._is_bar
         self._is_bar |= b"\r" in data
+        if self._is_fittable(stream, data, is_new=is_new):
+            self._draw_bar(data)
+            return
+        if self._columns_of_bar is not None:
+            # The program moves the cursor, which therefore has to be at the end of the bar.
+            start, self._columns_of_bar = self._ended_bar(stream), None
         self._drawn = (self._drawn + data).rpartition(b"\r")[2][-4096:]
         self._write(start + _retag(data, tag))
+
+    def _is_fittable(self, stream: OutputStream, data: bytes, *, is_new: bool) -> bool:
+        """Return whether the open line is a progress bar that can be fitted into one row.
+
+        A line that is written as the program wrote it stays as it is until its end.
+        """
+        if not self._is_bar or self.num_columns is None:
+            return False
+        if not is_new and self._columns_of_bar is None:
+            return False
+        from poprun_py.running.screen.bar_row import shows_progress, stays_in_row
+
+        # The user may be typing into the line of a live stream, where the cursor has to stay.
+        return stays_in_row(data) and (not stream.live or shows_progress(self._drawn + data))
+
+    def _draw_bar(self, data: bytes) -> None:
+        from poprun_py.running.screen.bar_row import next_state
+
+        self._drawn = next_state(self._drawn, data)[-4096:]
+        if self._columns_of_bar is None:
+            self._columns_of_bar = self.num_columns
+        self._write(self._erased_bar() + self._redrawn())
 
     def _shorten_held(self, stream: OutputStream) -> None:
         """Drop the overwritten beginning of a long held line, or write the held line."""

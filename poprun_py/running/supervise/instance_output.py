@@ -284,6 +284,17 @@ class InstanceOutput:
         for screen in self._screens:
             screen.end_by_terminal()
 
+    def resized(self) -> None:
+        """Fit progress bars into a terminal whose size has changed."""
+        for screen in dict.fromkeys(self._screens):
+            screen.resized()
+
+    def suspend(self) -> None:
+        """Erase the panel, and move the cursor behind a progress bar, before a shell writes."""
+        for screen in dict.fromkeys(self._screens):
+            screen.suspend()
+        self.erase_panel()
+
     def redraw(self) -> None:
         """Show unfinished lines again, after a shell wrote to the terminal."""
         for screen in dict.fromkeys(self._screens):

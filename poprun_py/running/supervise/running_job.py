@@ -376,6 +376,7 @@ class RunningJob:
                 self.keyboard.let_go()
                 take_signal(number)
             elif number == signal.SIGWINCH:
+                self.output.resized()
                 self.keyboard.resized()
                 self.observer.show_again(time.monotonic())
             else:
@@ -401,7 +402,7 @@ class RunningJob:
         """Stop the launcher until the shell continues the launcher."""
         self.limits.pause(time.monotonic())
         self.output.on_time(time.monotonic(), wait_seconds=0.1)
-        self.output.erase_panel()
+        self.output.suspend()
         self.keyboard.let_go()
         take_signal(signal.SIGTSTP)
         self._resume_limits()
