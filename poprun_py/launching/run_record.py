@@ -264,6 +264,6 @@ class RunRecord:
 
 def _renamed_text(given: str, run_id: str, config: LaunchConfig) -> str:
     return (
-        f"the run is {run_id}, because {config.output_dir} has a run {given} already; "
-        f"{RUN_ID}={given} instead of {config.named('run_name')} continues that run"
+        f"the run is {run_id}: {config.output_dir}/{given} exists already ({RUN_ID}={given} "
+        "continues it)"
     )

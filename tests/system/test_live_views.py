@@ -107,7 +107,7 @@ def test_who_is_slow_is_named_with_the_reason_by_log_status_summary_and_report(
     assert by_folder.stdout.startswith("program.py: run ")
     assert "training" in by_folder.stdout
 
-    summary = [line.split(": ")[1:] for line in rest.splitlines()[-5:]]
+    summary = [line.split(": ")[1:] for line in rest.splitlines()[-6:-1]]
     assert [line[0] for line in summary] == ["speed", "step", "time", "slowest", "use"]
     assert "samples/s in total, 7 instances" in summary[0][1]
     report = json.loads((tmp_path / "out/latest/report.json").read_text())

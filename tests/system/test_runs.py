@@ -90,9 +90,19 @@ def test_runs_side_by_side_keep_apart(poprun, tmp_path):
     assert (tmp_path / "out" / "latest").resolve().name in told
 
 
-def test_a_run_that_is_running_says_so_also_when_its_launcher_was_killed(poprun, tmp_path):
-    process = poprun("--output-dir", "out", "sh", "-c", "echo on; sleep 1000", start=True)
+def test_a_run_that_is_running_says_so_also_when_its_launcher_was_killed(poprun, look, tmp_path):
+    def state():
+        (run,) = json.loads(look("runs", "out", "--format", "json").stdout)["runs"]
+        return run["state"], run["tags"], run["note"]
+
+    labels = ("--run-name", "mine", "--tag", "lr=0.1", "--note", "why")
+    process = poprun("--output-dir", "out", *labels, "sh", "-c", "echo on; sleep 1000", start=True)
     assert "on" in process.stdout.readline()
+    assert state() == ("running", {"lr": "0.1"}, "why")
+    shown = look("--status=mine").stdout.splitlines()
+    assert shown[1:3] == ["tags: lr=0.1", "note: why"]
+    status = json.loads(look("--status=mine", "--status-format", "json").stdout)
+    assert (status["tags"], status["note"]) == ({"lr": "0.1"}, "why")
     report = report_of(tmp_path / "out" / "latest")
     assert report["state"] == "running"
     assert report["launcher"] == {"host": os.uname().nodename, "pid": process.pid}
@@ -103,6 +113,7 @@ def test_a_run_that_is_running_says_so_also_when_its_launcher_was_killed(poprun,
     process.wait(60)
     wait_until(lambda: not poprun.survivors())
     assert report_of(tmp_path / "out" / "latest") == report
+    assert state() == ("lost", {"lr": "0.1"}, "why")
 
 
 def test_a_run_that_the_user_names_goes_on_with_its_next_attempt(poprun, tmp_path):
@@ -112,6 +123,7 @@ def test_a_run_that_the_user_names_goes_on_with_its_next_attempt(poprun, tmp_pat
     assert (done.returncode, done.stdout) == (75, "job-17\n")
     done = poprun(*words, "echo again", env=named)
     assert done.returncode == 0, done.stderr
+    assert done.stderr == "poprun-py: the report is out/job-17/report.html\n"
     run = tmp_path / "out" / "job-17"
     assert (run / "attempt-1" / "instance-0.stdout").read_text() == "job-17\n"
     assert (run / "attempt-2" / "instance-0.stdout").read_text() == "again\n"

@@ -108,7 +108,9 @@ def test_every_job_with_an_output_folder_writes_its_page(poprun, tmp_path):
 @pytest.mark.sweep
 def test_a_job_without_output_writes_its_page(poprun, tmp_path):
     quiet = poprun("--output-dir", "runs", "true")
-    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+    (run,) = {path.resolve().name for path in (tmp_path / "runs").iterdir()}
+    said = f"poprun-py: the report is runs/{run}/report.html\n"
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", said)
     assert ">Completed</span> after" in (tmp_path / "runs" / "latest" / "report.html").read_text()
 
 
@@ -121,5 +123,6 @@ def test_page_that_cannot_be_written_is_a_warning(poprun, tmp_path):
     assert done.returncode == 0
     assert "hi" in done.stdout
     assert "warning: the page of the run cannot be written" in done.stderr
+    assert done.stderr.endswith("poprun-py: the report is runs/mine/report.json\n")
     assert not [name for name in os.listdir(folder) if "partial" in name]  # noqa: PTH208 (names)
     assert Path(folder, "report.json").exists()

@@ -14,6 +14,32 @@ from poprun_py.errors import UsageError
 from poprun_py.launching import job_metrics
 from poprun_py.launching.launch import Request, launch
 from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.running.metrics import metrics_feed
+
+
+def test_wandb_gets_the_tags_and_the_note(monkeypatch):
+    documents = []
+    monkeypatch.setattr(job_metrics, "_require_wandb", lambda _: None)
+    monkeypatch.setattr(
+        metrics_feed, "MetricsProcess", lambda *words, **_: documents.append(words[2]) or Ended()
+    )
+    planned = plan(LaunchConfig(program=("train.py",), metrics_to=("wandb",)))
+    for labels in ({"tags": {"lr": "0.1"}, "note": "why"}, {}):
+        metrics = job_metrics.JobMetrics(planned)
+        metrics.start("night-7", labels, None, print)
+        metrics.close()
+    known, plain = (document["sinks"][0]["wandb"] for document in documents)
+    assert (known["config"]["tags"], known["notes"]) == ({"lr": "0.1"}, "why")
+    assert known["name"] == plain["name"] == "night-7"
+    assert "notes" not in plain
+    assert plain["config"].keys() == {"run_id", "program", "num_instances"}
+
+
+class Ended:
+    """A process of metrics that needs no end."""
+
+    def close(self):
+        pass
 
 
 @pytest.mark.parametrize("spec", [None, ModuleSpec("wandb", None)])

@@ -42,8 +42,7 @@ def test_a_new_run_never_mixes_with_a_run_of_its_name(tmp_path):
     assert [len(list((tmp_path / name).glob("attempt-*"))) for name in names] == [1, 1, 1]
     told = [sentence for kind, sentence in console.said if kind == "tell"]
     assert told == [
-        f"the run is {name}, because {tmp_path} has a run base already; POPRUN_RUN_ID=base "
-        "instead of run_name continues that run"
+        f"the run is {name}: {tmp_path}/base exists already (POPRUN_RUN_ID=base continues it)"
         for name in names[1:]
     ]
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import gc
+import json
 import os
 import threading
 import time
@@ -107,8 +108,10 @@ def test_a_forked_process_cannot_use_the_handle(running):
     assert running.status().view is not None
 
 
-def test_stop_can_be_called_from_several_threads_and_again_after_the_end():
-    with poprun_py.start(TALKS, share_cores=True) as job:
+def test_stop_can_be_called_from_several_threads_and_again_after_the_end(tmp_path):
+    options = {"output_dir": tmp_path, "run_name": "mine", "tag": {"lr": 0.1}}
+    with poprun_py.start(TALKS, share_cores=True, **options) as job:
+        assert job.report is None
         wait_until(lambda: "err" in job.output(0))
         with ThreadPoolExecutor(2) as threads:
             list(threads.map(lambda _: job.stop(), range(4)))
@@ -124,6 +127,8 @@ def test_stop_can_be_called_from_several_threads_and_again_after_the_end():
     with pytest.raises(UsageError, match="files have been removed"):
         job.output()
     assert job.wait() is result
+    assert job.report == result.report == tmp_path / "mine" / "report.html"
+    assert json.loads((tmp_path / "mine" / "report.json").read_text())["tags"] == {"lr": "0.1"}
 
 
 def test_stop_without_grace_kills_a_program_that_ignores_signals(tmp_path, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from urllib.parse import unquote
 
 import pytest
@@ -63,6 +64,15 @@ def test_headline(whole):
     for fact in ("samples/s in total 4,8", "instances 4 on localhost",
                  "replicas 8 1 IPU each, 8 in total", "attempts 2"):  # fmt: skip
         assert fact in text
+
+
+def test_tags_and_the_note_are_text(tmp_path):
+    run = read_run(make_run(tmp_path / "run", instances=1, attempts=1, steps=0))
+    labels = {"tags": {"lr": "0.1", "data": "<b>"}, "note": "first\n<i>second"}
+    page = run_page(replace(run, report={**run.report, **labels}), iso_time(BEGAN))
+    assert "tags: lr=0.1, data=&lt;b&gt;" in page
+    assert "note: first" in page
+    assert "&lt;i&gt;second" in page
 
 
 def test_charts(whole):

@@ -147,6 +147,13 @@ def test_names_that_need_quotes_are_read_back(monkeypatch):
     assert ("poprun_run_info", ("program", strange), ("run_id", FIRST["run_id"])) in samples(JOB)
 
 
+def test_tags_are_labels_of_the_run(monkeypatch):
+    monkeypatch.setitem(FIRST, "tags", {"lr": "0.1", "data.set": "a b"})
+    labels = (("program", "train.py"), ("run_id", FIRST["run_id"]))
+    tags = (("tag_data_set", "a b"), ("tag_lr", "0.1"))
+    assert samples(JOB)["poprun_run_info", *labels, *tags] == 1
+
+
 @given(st.lists(st.floats(1e-6, 1e4), min_size=1), st.integers(1, 64))
 def test_buckets_are_cumulative_and_hold_every_step(seconds, every):
     found = samples(document(instance(0), records=[step(0, s, every=every) for s in seconds]))
