@@ -16,6 +16,8 @@ from poprun_py.machines.leases import user_name
 _MAX_LISTED = 4
 # The most characters of an error text about cores: with "poprun-py: error: ", a line has 160.
 _MAX_REFUSAL = 142
+# The error text of a job that has waited ends with the option that limited the wait.
+_MAX_WAIT_OPTION = 52
 # Longer names of runs and programs, and longer lists of CPUs, are cut in warnings and errors.
 _MAX_NAME, _MAX_CPUS = 24, 20
 _DAY_SECONDS = 86_400
@@ -91,10 +93,11 @@ def refusal_text(
         f"; {_cpus_text(free)} {'is' if len(free) == 1 else 'are'} free" if free else "",
         f"; {more} more: --print-leases" if more > 0 else "",
     )
+    limit = _MAX_REFUSAL - _MAX_WAIT_OPTION if has_waited else _MAX_REFUSAL
     for addition in additions:
-        if len(text + addition) <= _MAX_REFUSAL:
+        if len(text + addition) <= limit:
             text += addition
-    return text if len(text) <= _MAX_REFUSAL else f"{text[: _MAX_REFUSAL - 3]}..."
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def _first_of(jobs: Sequence[Record]) -> str:

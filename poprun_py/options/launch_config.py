@@ -241,6 +241,8 @@ class LaunchConfig(DeclaredOptions, Displayed):
 
     def _check_combinations(self) -> None:
         for one, other in EXCLUSIVE:
+            if other == "share_cores" and self.share_cores == "no":
+                continue  # A job that does not share cores may wait for free cores.
             if self.is_given(one) and self.is_given(other):
                 raise UsageError(
                     f"{self.named(one)} and {self.named(other)} exclude one another: give one"

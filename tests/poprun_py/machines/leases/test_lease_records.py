@@ -129,7 +129,8 @@ def test_a_warning_about_shared_cores_is_one_short_line():
 )
 def test_an_error_about_cores_fits_in_160_characters(leases, queue, host, free, has_waited):
     text = refusal_text(leases, queue, host=host, free=free, has_waited=has_waited)
-    assert len(f"poprun-py: error: {text}") <= 160
+    end = " (POPRUN_WAIT_FOR_RESOURCES=86400: the time is over)" if has_waited else ""
+    assert len(f"poprun-py: error: {text}{end}") <= 160
     assert text.startswith("--share-cores yes shares")
     assert has_waited == ("--wait-for-resources" not in text)
 

@@ -121,6 +121,15 @@ def test_the_cores_of_a_shareable_lease_are_shared_even_by_a_job_that_asks_or_wa
         job(share_cores="no")
 
 
+def test_a_job_that_may_not_share_may_wait_also_for_shareable_cores(job, holder):
+    holder("hold-shareable", cpus="0-1")
+    with pytest.raises(StartError, match="the time is over"):
+        job(share_cores="no", wait_for_resources=0.1)
+    assert job.waits
+    with pytest.raises(UsageError, match="exclude one another"):
+        job(share_cores="yes", wait_for_resources=0.1)
+
+
 def test_a_suspended_job_leaves_its_cores_to_others(job, holder):
     other = holder(cpus="0-1").process
     with pytest.raises(StartError):
