@@ -289,8 +289,8 @@ def _use(
     if obstacle := _obstacle(config, request, now, existing):
         without_reset = replace(config, reset_partition=False)
         if resets and not _obstacle(without_reset, request, now, existing):
-            return _busy(decision, obstacle, ["use --reset-partition no"])
-        return _busy(decision, obstacle, _ways_to_fit(config, request, now))
+            return _busy(decision, config, obstacle, ["use --reset-partition no"])
+        return _busy(decision, config, obstacle, _ways_to_fit(config, request, now))
     return decision
 
 
@@ -357,7 +357,7 @@ def _update(
     held = now.held(existing)
     if held:
         busy = f"{in_use_text(existing, held)}, and cannot be changed"
-        return _busy(decision, busy, _ways_to_fit(config, request, now))
+        return _busy(decision, config, busy, _ways_to_fit(config, request, now))
     others = [each for each in now.partitions if each is not existing]
     return _refused_without_room(decision, config, request, now, others)
 
@@ -376,12 +376,15 @@ def _ways_to_fit(config: LaunchConfig, request: PartitionRequest, now: PodState)
     return ways or ["name another partition with --vipu-partition"]
 
 
-def _busy(decision: PartitionDecision, busy: str, ways: Sequence[str]) -> PartitionDecision:
+def _busy(
+    decision: PartitionDecision, config: LaunchConfig, busy: str, ways: Sequence[str]
+) -> PartitionDecision:
     """Return the error for a launch that can succeed once other jobs have ended.
 
     The error begins with ``ways``, the other remedies than to wait.
     """
-    text = _alternatives([*ways, "wait with --wait-for-resources"])
+    wait = "wait" if config.wait_for_resources is None else "wait longer"
+    text = _alternatives([*ways, f"{wait} with --wait-for-resources"])
     return replace(decision, action=Action.REFUSE, reason=f"{text}: {busy}", busy=busy)
 
 
@@ -425,6 +428,7 @@ def _refused_without_room(
     way = f"use {fitting}" if fitting else f"remove partition {idle}" if idle else "use fewer IPUs"
     return _busy(
         replace(decision, request=replace(request, num_ilds=made.num_ilds)),
+        config,
         f"{subject} needs {counted(request.size, 'IPU')}; {now.where} has {len(ipus)}, {free} of "
         f"them free{apart} ({names})",
         [way],

@@ -301,7 +301,8 @@ def test_a_signal_ends_the_wait_for_ipus(taken, poprun, number):
 def test_the_wait_for_ipus_has_an_end(taken, poprun):
     done = poprun("--wait-for-resources=0.5", "true")
     assert done.returncode == 3
-    assert "error: --wait-for-resources 0.5: the time is over; the job needs 1 IPU; " in done.stderr
+    assert ", or wait longer with --wait-for-resources: the job needs 1 IPU; " in done.stderr
+    assert done.stderr.endswith(" (--wait-for-resources 0.5: the time is over)\n")
 
 
 @pytest.mark.sweep
