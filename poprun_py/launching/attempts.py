@@ -24,6 +24,7 @@ from poprun_py.launching.run_record import AttemptRecord, RunRecord
 from poprun_py.machines.lease_messages import refusal_text, sharing_text
 from poprun_py.machines.lease_sharing import SHARES_WITH_ALL
 from poprun_py.machines.remote_leases import parse_other_jobs
+from poprun_py.options.byte_sizes import size_in_bytes
 from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.core_sharing import has_advice, sharing_rule
 from poprun_py.planning.instance_variables import attempt_variables
@@ -296,6 +297,7 @@ def _files(planned: LaunchPlan, attempt: AttemptRecord) -> JobFiles:
     of_call = None if call is None else place_of_call(call, attempt.restart_count)
     return JobFiles(
         output_dir=folder,
+        output_limit=size_in_bytes(planned.config.log_limit),
         places=tuple(place for place in (of_run, spans, of_call) if place is not None),
         call=None if call is None else call / CALL_FILE,
         spans=None if spans is None else spans.folder,

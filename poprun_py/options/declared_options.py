@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from popdist_py.environment import TIMELINE_MIB, TORCH_BACKENDS
+from poprun_py.options.byte_sizes import SIZE
 from poprun_py.options.option_types import (
     AUTO,
     AUTO_YES_NO,
@@ -205,8 +206,12 @@ class DeclaredOptions:
         " or nothing.")
     output_dir: str | None = _output(None, PATH,
         "Folder in which each run gets a subfolder with report.json, report.html and attempt-N/"
-        " (the instances' whole output and all training steps). The link latest points to the"
-        " newest run.")
+        " (the instances' output and all training steps). The link latest points to the newest"
+        " run.")
+    log_limit: str = _output("1GiB", SIZE,
+        "Maximum size of the output files of each instance in --output-dir. Of longer output, the"
+        " beginning and the newest part are kept, in files such as instance-0.stdout.1 (the"
+        " beginning) and instance-0.stdout (the newest). none: no limit.")
     run_name: str | None = _output(None, RUN_NAME,
         "Name of the run and of its folder in --output-dir. If a run has this name already, the new"
         " run gets the next free name, such as NAME-2. Unset: a name made of the time.")

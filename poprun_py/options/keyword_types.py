@@ -144,7 +144,13 @@ class LaunchOptions(TypedDict, total=False):
 
     output_dir: str | PathLike[str] | None
     """Folder in which each run gets a subfolder with report.json, report.html and attempt-N/ (the
-    instances' whole output and all training steps). The link latest points to the newest run.
+    instances' output and all training steps). The link latest points to the newest run.
+    """
+
+    log_limit: int | str
+    """Maximum size of the output files of each instance in --output-dir. Of longer output, the
+    beginning and the newest part are kept, in files such as instance-0.stdout.1 (the beginning)
+    and instance-0.stdout (the newest). none: no limit.
     """
 
     run_name: str | None

@@ -22,6 +22,7 @@ from popdist_py.errors import counted
 from poprun_py.display.formatting import read_json
 from poprun_py.errors import UsageError
 from poprun_py.past_runs.run_files import RunFiles
+from poprun_py.running.output_files import output_parts
 from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
 
@@ -175,9 +176,10 @@ def _read_attempt(
         for each in _lines(path, _logged_values, problems)
     ]
     outputs: defaultdict[int, list[str]] = defaultdict(list)
-    for instance, path in (*of_instances("stdout"), *of_instances("stderr")):
-        if path.is_file() and path.stat().st_size:
-            outputs[instance].append(path.name)
+    for instance, newest in (*of_instances("stdout"), *of_instances("stderr")):
+        for path in output_parts(newest):
+            if path.is_file() and path.stat().st_size:
+                outputs[instance].append(path.name)
     return RecordedAttempt(
         number=number,
         report=report,

@@ -12,7 +12,8 @@ runs/
       looks.jsonl                 a line for each periodic observation of all instances
       instance-0.values.jsonl     values that the program logged with popdist_py.Metrics
       instance-0.device.json      memory and schedule in the model of the device
-      instance-0.stdout, .stderr  output of the instance
+      instance-0.stdout, .stderr  output of the instance, or the newest part of long output
+      instance-0.stdout.1, .5     the first part and later parts of long output (--log-limit)
 """
 
 from __future__ import annotations

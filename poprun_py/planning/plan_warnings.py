@@ -211,6 +211,9 @@ def _unused_by_mpi_and_views(planned: LaunchPlan) -> Iterator[_Unused]:
         yield _Unused(("allow_run_as_root",), "this MPI lets root start jobs", neutral=(True,))
     if config.timeline is None:
         yield _Unused(("timeline_size",), "there is no --timeline")
+    # A job that Python code starts keeps its output in files even without --output-dir.
+    if config.output_dir is None and config.origin("log_limit").source == COMMAND_LINE:
+        yield _Unused(("log_limit",), "there is no --output-dir")
     if config.export_config is None and config.export_plan is None:
         yield _Unused(("overwrite_config",), "there is no --export-config and no --export-plan")
     is_needless = config.export_config != "-" and config.export_plan is None

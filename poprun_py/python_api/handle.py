@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent import futures
 from numbers import Real
 from pathlib import Path
@@ -26,7 +26,7 @@ from poprun_py.instance.job_folders import JobFolder
 from poprun_py.options.option_types import plain
 from poprun_py.python_api.launcher_child import LauncherChild
 from poprun_py.python_api.status import JobState, JobStatus
-from poprun_py.running.attempt_files import output_path
+from poprun_py.running.output_files import output_parts, output_path
 from poprun_py.running.supervise.launch_result import LaunchResult
 from poprun_py.running.supervise.signal_pipe import INTERRUPT_ONCE
 
@@ -130,7 +130,7 @@ class JobHandle(Generic[T]):
         return outcome.result().report
 
     def output(self, instance: int | None = None, stream: StreamName | None = None) -> str:
-        """Return the output of the instances so far, at most the last 8 MiB of each output file.
+        """Return the output of the instances so far, at most the last 8 MiB of each stream.
 
         Args:
             instance: The index of an instance; None for the output of all instances with tags, as
@@ -150,7 +150,7 @@ class JobHandle(Generic[T]):
                 "the job's files have been removed: read its output before `with` ends"
             )
         if instance is None and stream is None:
-            return _read_end(folder / SHOWN)
+            return _read_end([folder / SHOWN])
         attempts = list(self._launcher.attempts)
         if not attempts:
             return ""
@@ -161,7 +161,7 @@ class JobHandle(Generic[T]):
             for attempt in attempts
             if attempt.folder is not None
         )
-        return "".join(map(_read_end, paths))
+        return "".join(_read_end(output_parts(path)) for path in paths)
 
     def __repr__(self) -> str:
         try:
@@ -355,18 +355,25 @@ def _instance_indices(instance: object, total: int) -> range | tuple[int, ...]:
     return (index,)
 
 
-def _read_end(path: Path) -> str:
-    """Return the last 8 MiB of a file in whole lines; empty if the file does not exist yet."""
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - _MOST_BYTES))
-            data = file.read(_MOST_BYTES)
-    except FileNotFoundError:
-        return ""
-    if size > _MOST_BYTES:
-        data = data.partition(b"\n")[2]
-    return data.decode(errors="replace")
+def _read_end(parts: Sequence[Path]) -> str:
+    """Return the last 8 MiB of the files ``parts``, as one text in whole lines.
+
+    The result is empty if no file exists yet.
+    """
+    data, is_whole = b"", True
+    for path in reversed(parts):
+        space = _MOST_BYTES - len(data)
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(max(0, size - space))
+                data = file.read(space) + data
+        except FileNotFoundError:
+            continue
+        if size > space:
+            is_whole = False
+            break
+    return (data if is_whole else data.partition(b"\n")[2]).decode(errors="replace")
 
 
 def _checked_seconds(name: str, value: object, least: float = -math.inf) -> float | None:

@@ -1,4 +1,4 @@
-"""Files of an attempt that grow while the job runs: output, training steps and views of the job."""
+"""Files of an attempt that grow while the job runs: training steps and views of the job."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from popdist_py.atomic_file import open_private
+from poprun_py.running.output_files import write_all
 
 # Importing these modules at run time would delay the job, because FileRecorder is created before
 # mpirun starts.
@@ -37,9 +38,7 @@ class _AppendedFile:
         try:
             if self._file is None:
                 self._file = open_private(self._path, "ab", buffering=0)
-            rest = memoryview(data)
-            while rest:
-                rest = rest[self._file.write(rest) or 0 :]
+            write_all(self._file, data)
         except OSError as error:
             error.filename = str(self._path)
             raise
@@ -47,61 +46,6 @@ class _AppendedFile:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-
-
-# --- output ---------------------------------------------------------------------------------------
-
-
-def output_path(folder: str, instance: int, stream: str, num_instances: int) -> Path:
-    """Return the path of the file that records an instance's ``stdout`` or ``stderr``."""
-    # The instance's index is padded with zeros to the width of the greatest index.
-    width = len(str(num_instances - 1))
-    return Path(folder) / f"instance-{instance:0{width}}.{stream}"
-
-
-class OutputFiles:
-    """Writes the output of instances to files, if a folder is given.
-
-    ``trouble`` is a sentence about the first write error; it is empty if no error has occurred.
-    """
-
-    def __init__(self, folder: str | None, num_instances: int) -> None:
-        self.trouble = ""
-        self._folder = folder
-        self._num_instances = num_instances
-        self._files: dict[tuple[int, str], _AppendedFile] = {}
-
-    def open(self, instance: int) -> None:
-        """Create the output files of an instance."""
-        self.write(instance, "stdout", b"")
-        self.write(instance, "stderr", b"")
-
-    def write(self, instance: int, stream: str, data: bytes) -> None:
-        """Append output of an instance to a file; after the first write error, drop the output."""
-        if self._folder is None or self.trouble:
-            return
-        if (instance, stream) not in self._files:
-            path = output_path(self._folder, instance, stream, self._num_instances)
-            self._files[instance, stream] = _AppendedFile(path)
-        try:
-            self._files[instance, stream].write(data)
-        except OSError as error:  # a write error, such as a full disk, must not end the job
-            self._note(error)
-
-    def close(self) -> None:
-        """Close all files."""
-        for file in self._files.values():
-            try:
-                file.close()
-            except OSError as error:  # a network file system may report errors late
-                self._note(error)
-        self._files.clear()
-
-    def _note(self, error: OSError) -> None:
-        self.trouble = f"{self._folder} is incomplete: {error.strerror}"
-
-
-# --- steps and views ------------------------------------------------------------------------------
 
 
 class FileRecorder:

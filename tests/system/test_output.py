@@ -296,3 +296,39 @@ def test_what_the_launcher_cannot_say_changes_nothing_of_the_job(tmp_path, is_pi
     assert done.returncode == 8
     assert (report["state"], report["exit_code"]) == ("ended", 8)
     assert [attempt["exit_code"] for attempt in report["attempts"]] == [9, 8]
+
+
+LONG = """
+import sys
+for number in range(40_000):
+    print("line", number)
+sys.exit("the last word")
+"""
+
+
+def test_long_output_keeps_its_beginning_its_end_and_what_reads_it(poprun, script, tmp_path):
+    done = poprun("-n", 1, "--log-limit", "128KiB", "--output-dir", "out", script(LONG))
+    assert done.returncode == 1
+    assert done.stdout.count("line ") == 40_000
+    (warning,) = [line for line in done.stderr.splitlines() if "--log-limit" in line]
+    assert warning == (
+        "poprun-py: warning: instance 0 writes more than --log-limit allows: "
+        f"out/{(tmp_path / 'out' / 'latest').readlink()}/attempt-1 keeps the beginning and the "
+        "newest part of its output"
+    )
+    folder = tmp_path / "out" / FIRST
+    files = sorted(folder.glob("instance-0.std*"))
+    assert sum(file.stat().st_size for file in files) <= 128 << 10
+    assert (folder / "instance-0.stdout.1").read_text().startswith("line 0\nline 1\n")
+    assert (folder / "instance-0.stdout").read_text().endswith("\nline 39999\n")
+    assert (folder / "instance-0.stderr").read_text() == "the last word\n"
+    page = (tmp_path / "out" / "latest" / "report.html").read_text()
+    links = re.findall(r'attempt-1/instance-0\.(std[a-z0-9.]+)"[^>]*>([^<]+)<', page)
+    assert all(text == name for name, text in links)
+    assert list(dict.fromkeys(name for name, _ in links)) == [
+        "stdout.1", *(f"stdout.{number}" for number in numbers_of(files)[1:]), "stdout", "stderr",
+    ]  # fmt: skip
+
+
+def numbers_of(files):
+    return sorted(int(file.suffix[1:]) for file in files if file.suffix[1:].isdecimal())

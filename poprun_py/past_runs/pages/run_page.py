@@ -331,7 +331,7 @@ def _outputs(run: RecordedRun, folder: str, attempt: Mapping[str, Any], instance
     number = attempt.get("number")
     of_attempt = next((each.outputs for each in run.attempts if each.number == number), {})
     names = of_attempt.get(instance, ()) if isinstance(instance, int) else ()
-    return Links([(name.rpartition(".")[2], f"{folder}attempt-{number}/{name}") for name in names])
+    return Links([(name.partition(".")[2], f"{folder}attempt-{number}/{name}") for name in names])
 
 
 def _instances(run: RecordedRun, folder: str, attempt: Mapping[str, Any]) -> list[Table]:

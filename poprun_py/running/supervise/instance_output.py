@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from poprun_py.display.formatting import ranges_text
-from poprun_py.running.attempt_files import OutputFiles
+from poprun_py.running.output_files import OutputFiles
 from poprun_py.running.screen.panel import Panel
 from poprun_py.running.screen.repeat_filter import RepeatedTracebacks
 from poprun_py.running.screen.repeated_warnings import RepeatedWarnings
@@ -68,7 +68,7 @@ class InstanceOutput:
         # The number of lines on stderr, in total and up to the last output of each instance.
         self._num_lines = 0
         self._last_line: dict[int, int] = {}
-        self._has_warned = False  # whether a warning about incomplete files was shown
+        self._shown_troubles: set[str] = set()  # the shown warnings about incomplete files
         of_instances = _IDLE_SECONDS_PER_INSTANCE * job.num_instances
         self._idle_seconds = min(_IDLE_SECONDS + of_instances, _MAX_IDLE_SECONDS)
         self._job = job
@@ -101,7 +101,7 @@ class InstanceOutput:
         one, other = (os.fstat(descriptor) for descriptor in descriptors)
         self._is_one_file = (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
         self._typed_into: int | None = None
-        self._files = OutputFiles(job.files.output_dir, job.num_instances)
+        self._files = OutputFiles(job.files.output_dir, job.num_instances, job.files.output_limit)
         self._streams: dict[int, tuple[OutputStream, OutputStream]] = {}
         self._ended: set[int] = set()
         self._repeats = RepeatedTracebacks(
@@ -351,9 +351,10 @@ class InstanceOutput:
             sink.close()
 
     def _warn_of_incomplete_files(self) -> None:
-        if self._files.trouble and not self._has_warned:
-            self._has_warned = True
-            self._insert(f"warning: {self._files.trouble}")
+        for sentence in (self._files.notice, self._files.trouble):
+            if sentence and sentence not in self._shown_troubles:
+                self._shown_troubles.add(sentence)
+                self._insert(f"warning: {sentence}")
 
     def _insert(self, sentence: str) -> None:
         """Write a message of the launcher to stderr; undecodable bytes of a path are escaped."""

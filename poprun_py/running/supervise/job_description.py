@@ -145,6 +145,8 @@ class JobFiles:
 
     Attributes:
         output_dir: An existing folder for the output of the instances.
+        output_limit: The maximum size of the output files of each instance, in bytes; None for no
+            limit.
         places: The places for the files that programs leave. No file name matches the ``names`` of
             two places.
         spans: The folder of the timeline's spans.
@@ -152,6 +154,7 @@ class JobFiles:
     """
 
     output_dir: str | None = None
+    output_limit: int | None = None
     places: tuple[FilePlace, ...] = ()
     spans: Path | None = None
     call: Path | None = None

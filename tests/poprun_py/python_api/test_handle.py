@@ -319,7 +319,20 @@ def test_only_the_end_of_long_output_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(handle, "_MOST_BYTES", 1 << 12)
     file = tmp_path / "instance-7.stdout"
     file.write_text("".join(f"line {number:8}\n" for number in range(500)))
-    said = handle._read_end(file)
+    said = handle._read_end([file])
     assert said == file.read_text()[-len(said) :]
     assert 4000 < len(said) <= 1 << 12
     assert said.startswith("line ")
+
+
+def test_the_end_of_output_in_several_parts_is_read_as_one_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(handle, "_MOST_BYTES", 100)
+    parts = [tmp_path / name for name in ("o.1", "o.2", "gone", "o")]
+    for path, text in zip((parts[0], parts[1], parts[3]), ("first\n", "second\n", "last\n"),
+                          strict=True):  # fmt: skip
+        path.write_text(text)
+    assert handle._read_end(parts) == "first\nsecond\nlast\n"
+    parts[1].write_text("".join(f"line {number:3}\n" for number in range(50)))
+    said = handle._read_end(parts)
+    assert said == "".join(f"line {number:3}\n" for number in range(40, 50))[-90:] + "last\n"
+    assert handle._read_end([tmp_path / "gone"]) == ""
