@@ -314,6 +314,14 @@ FOREIGN_OPTIONS = (
         "read options from a file with `--import-config FILE`",
         {HOROVOD: "--config-file", ACCELERATE: "--config-file", GUESSED: "--config"},
     ),
+    ForeignOption(
+        "list the running jobs with `poprun-py jobs`, and end one with `poprun-py stop JOB`",
+        {GUESSED: "--list --ps --kill --cancel"},
+    ),
+    ForeignOption(
+        "list the recorded runs with `poprun-py runs`",
+        {GUESSED: "--history --list-runs"},
+    ),
     # --- limits and failures ---------------------------------------------------------------------
     ForeignOption(
         "limit the time with `--timeout TIME`, such as 90s, 5m or 1h30m",

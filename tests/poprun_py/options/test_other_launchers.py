@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from poprun_py.command.cli import COMMANDS
 from poprun_py.errors import UsageError
 from poprun_py.options.command_line import _ALIASES, _NAMES, _SHORT, parse
 from poprun_py.options.config_files import parse_config
@@ -99,6 +100,8 @@ def test_every_option_that_the_advice_names_exists():
             own = re.sub(r"'[^']*'", "", code) if code.startswith("--") else ""
             for word in _WORD.findall(own):
                 assert word in _NAMES, f"{word} in {option.advice}"
+            if found := re.fullmatch(r"poprun-py (\w+).*", code):
+                assert found[1] in COMMANDS, option.advice
         bare = _CODE.sub("", option.advice)
         assert not re.search(r"(?<!\w)--?\w", bare), f"without backquotes: {option.advice}"
 
