@@ -150,6 +150,7 @@ class ProgramReports:
             "now": time.monotonic_ns(),
             "ledger": memory.ledger(),
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
+            "cpus": sorted(self._cpus),
             "busy_seconds": self._busy_seconds(),
             "stopped": self._program.is_stopping,
             "exec_error": self._program.start_error,

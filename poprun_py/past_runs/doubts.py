@@ -49,7 +49,7 @@ class Cause(Enum):
     )
     STEPS = ("few_steps", "too few steps were timed", "")
     REPEATS = ("spread", "the repetitions differ much", "")
-    DIFFERENCE = ("small_difference", "the difference is smaller than the variation", "")
+    DIFFERENCE = ("small_difference", "the variation is larger than the difference", "")
 
     @property
     def key(self) -> str:
@@ -134,7 +134,7 @@ def doubts_of_comparison(
         if min(map(len, speeds)) < 2:  # without repetitions, only the steps tell
             variation = max((each.step_variation or 0.0 for each in (*own, *base)), default=0.0)
         if difference < variation:
-            detail = f"{_percent(difference)} of {_percent(variation)}"
+            detail = f"{_percent(variation)} against {_percent(difference)}"
             found.append(Doubt(Cause.DIFFERENCE, detail))
     return found
 

@@ -86,6 +86,28 @@ def test_every_step_is_recorded_once_with_the_loss_that_the_program_was_given(jo
     assert attempt.plan["num_instances"] == 2
 
 
+def test_the_phases_of_the_program_add_up_to_its_time(job, folder, attempt):
+    """The program imports torch, compiles, makes its steps, and ends."""
+    for state in attempt.last_view().instances:
+        phases = state.phases
+        assert phases.has_joined
+        assert phases.has_steps
+        assert 0 < phases.launch < 60
+        assert phases.imports > 0.05
+        assert phases.before_steps["compiling"] > 0
+        assert phases.in_steps["computing"] > 0
+        parts = (phases.before_steps, phases.in_steps, phases.after_steps)
+        whole = phases.imports + sum(sum(part.values()) for part in parts)
+        assert whole == pytest.approx(phases.program, abs=0.1)
+        own = steps_of(attempt, state.index)
+        trained = own[-1].at - own[0].at
+        assert sum(phases.in_steps.values()) == pytest.approx(trained, abs=0.1)
+        assert 0 < state.busy <= state.num_cpus + 0.1
+    page = (folder / "out" / "latest" / "report.html").read_text()
+    assert re.search(r"before it: .*imports [\d.]+ s", page)
+    assert "seconds since the first step" in page
+
+
 def test_files_of_an_attempt_are_the_users_own_and_hold_no_value_of_a_variable(job, folder):
     paths = list((folder / "out" / "latest" / "attempt-1").iterdir())
     assert len(paths) > 5

@@ -123,10 +123,17 @@ def _parts(run: RecordedRun, view: JobView | None) -> dict[int, dict[str, float]
 
 
 def _mean(parts: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean seconds of each part, in order, without parts that take hardly any time."""
+    """Return the mean seconds of each part, in order, without parts that take hardly any time.
+
+    The training is always among them, because the page is about it.
+    """
     every: Sequence[Mapping[str, float]] = list(parts.values())
     mean = {
         name: sum(own.get(name, 0.0) for own in every) / len(every) for name in _STYLES if every
     }
     least = _LEAST_SHARE * sum(mean.values())
-    return {name: seconds for name, seconds in mean.items() if seconds > least}
+    return {
+        name: seconds
+        for name, seconds in mean.items()
+        if seconds > least or (name == _TRAINING and seconds)
+    }

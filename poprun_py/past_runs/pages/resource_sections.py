@@ -69,10 +69,12 @@ def activity_section(view: JobView | None, phases: Sequence[Chart] = ()) -> Sect
         ("own code", "outside of the library") if in_steps else ("other", "between calls")
     )
     names = {name: other if name == "other" else name for name in mean}
-    summary = ", ".join(f"{names[name]} {mean[name]:.0%}" for name in most)
+    summary = f"On average {', '.join(f'{names[name]} {mean[name]:.0%}' for name in most)}."
+    if mean["other"] >= _LEAST_SHARE:
+        summary += f" {other.capitalize()} is the program's own code {where}."
     chart = bars(
         "Activities of each instance",
-        f"On average {summary}. {other.capitalize()} is the program's own code {where}.",
+        summary,
         [f"instance {state.index}" for state in states],
         [
             Bars(names[name], [each * 100 for each in shares[name]], colour, is_hatched=is_hatched)

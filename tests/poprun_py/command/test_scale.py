@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -144,6 +146,27 @@ def test_a_program_is_scaled(poprun, here):
     done = poprun("compare", *two["runs"], *one["runs"], "--group")
     assert done.returncode == 0, done.stderr
     assert f"compared with {two['runs'][0]} + 1 by samples per second" in done.stdout
+
+
+@pytest.mark.mpi
+@pytest.mark.sweep
+@pytest.mark.timeout(120)
+def test_a_run_beside_other_load_is_doubtful(poprun, here):
+    """The other program is no job of poprun-py, so that it holds no cores."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        try:
+            for _ in range(2):
+                done = poprun("-n", "1", "--output-dir", "runs", "train.py")
+                assert done.returncode == 0, done.stderr
+        finally:
+            other.kill()
+    first, second = sorted(path.name for path in (here / "runs").glob("2*"))
+    found = json.loads(poprun("compare", "--format", "json", first, second).stdout)
+    for run_of in found["runs"]:
+        assert "other_load" in [doubt["cause"] for doubt in run_of["doubts"]]
+    table = poprun("compare", first, second).stdout
+    assert "1.00x*" in table
+    assert "\n* other programs used CPUs of the job: " in table
 
 
 @pytest.mark.mpi

@@ -58,7 +58,7 @@ def test_quiet_runs_have_no_doubts():
          "--cores-per-instance makes it equal"),
         ({"num_steps": 4}, 80.0, "few_steps", "* too few steps were timed: 4 steps (b)"),
         ({"step_variation": 0.2}, 88.0, "small_difference",
-         "* the difference is smaller than the variation: 10% of 20% (b)"),
+         "* the variation is larger than the difference: 20% against 10% (b)"),
     ],
 )  # fmt: skip
 def test_each_cause_has_a_line(conditions, speed, cause, line):
@@ -92,7 +92,7 @@ def test_repetitions_that_differ_much():
 def test_a_difference_within_the_repetitions():
     others = [replace(run(f"b{n}", speed), hosts=("x",)) for n, speed in enumerate((83.0, 85.0))]
     lines, _ = doubts(run("a0", 80.0), run("a1", 85.0), *others, grouped=True)
-    assert lines == ["* the difference is smaller than the variation: 1.8% of 6.1% (b0 + 1)"]
+    assert lines == ["* the variation is larger than the difference: 6.1% against 1.8% (b0 + 1)"]
 
 
 def test_doubts_about_the_base_mark_every_row():
