@@ -11,6 +11,8 @@ PopdistError                    any error that this library reports
 
 from __future__ import annotations
 
+import sys
+
 
 class PopdistError(Exception):
     """Any error that popdist_py itself reports."""
@@ -38,6 +40,27 @@ class ForgedObjectError(PopdistError):
 
 class InstanceLostError(PopdistError):
     """Another instance of the job ended while this one waited for it in a collective."""
+
+
+def require_package(module: str, needed_by: str, packages: str = "") -> None:
+    """Raise an error that names the command to install a Python package, if the package is missing.
+
+    Args:
+        module: The name of the package's module.
+        needed_by: The part of this library that imports the module.
+        packages: The names of the packages for pip; empty if it is the name of the module.
+
+    Raises:
+        ModuleNotFoundError: The package is not installed.
+    """
+    from importlib.util import find_spec
+
+    if module not in sys.modules and find_spec(module) is None:
+        raise ModuleNotFoundError(
+            f"{needed_by} needs the package {module}, which is not installed: "
+            f"pip install {packages or module}",
+            name=module,
+        )
 
 
 def plural(noun: str, count: float) -> str:

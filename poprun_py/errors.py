@@ -25,6 +25,19 @@ PROCESSES_ADVICE = (
     "instances"
 )
 
+# The packages of which an installation without training needs some (requirements-launcher.txt): the
+# name of each module, the part of the launcher that imports the module, and its packages for pip.
+_PARTS = {
+    "click": ("the command line", "click"),
+    "cloudpickle": ("a job that calls a Python function", "cloudpickle"),
+    "falcon": ("the server of a pod", "falcon waitress"),
+    "jinja2": ("an HTML page", "jinja2"),
+    "prometheus_client": ("the server of --metrics-port", "prometheus-client"),
+    "rich": ("a table", "rich"),
+    "urllib3": ("the client of a pod's server", "urllib3"),
+    "waitress": ("the server of a pod", "falcon waitress"),
+}
+
 
 class LaunchError(Exception):
     """An error that stops a launch; ``exit_code`` is the exit code of the command."""
@@ -80,6 +93,17 @@ def nearest(word: str, accepted: Iterable[str]) -> str:
     spelled = {_folded(each): each for each in accepted}
     close = difflib.get_close_matches(_folded(word), spelled, n=1, cutoff=0.6)
     return f"; did you mean {spelled[close[0]]}?" if close else ""
+
+
+def missing_package_text(module: str) -> str:
+    """Return a message that names a missing package, its purpose and the command to install it.
+
+    The returned text is empty if the launcher does not import ``module`` from a package.
+    """
+    if module not in _PARTS:
+        return ""
+    part, packages = _PARTS[module]
+    return f"{part} needs the package {module}, which is not installed: pip install {packages}"
 
 
 def shortened(text: str) -> str:

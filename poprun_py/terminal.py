@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn, TextIO
 
 from poprun_py.display.formatting import clock_text
-from poprun_py.errors import LaunchError, StartError, UnwritableError
+from poprun_py.errors import LaunchError, StartError, UnwritableError, missing_package_text
 
 # The name of the launcher command in the Poplar SDK.
 SDK_NAME = "poprun"
@@ -270,7 +270,8 @@ def can_print(text: str) -> bool:
 def exit_code_of(command: Callable[[], int]) -> int:
     """Run a command and return its exit code. An error that the command raises is printed.
 
-    LaunchError, UnwritableError, OSError and KeyboardInterrupt are converted to exit codes.
+    LaunchError, UnwritableError, OSError, KeyboardInterrupt and ModuleNotFoundError for a package
+    that is not installed are converted to exit codes.
     """
     try:
         code = command()
@@ -281,6 +282,12 @@ def exit_code_of(command: Callable[[], int]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+    except ModuleNotFoundError as error:
+        missing = missing_package_text(error.name or "")
+        if not missing:
+            raise
+        print_problem(missing)
+        return StartError.exit_code
     except UnwritableError as error:
         # Point stdout to /dev/null, so that the interpreter's flush at exit does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

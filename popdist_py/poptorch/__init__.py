@@ -6,6 +6,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from popdist_py import __version__
+from popdist_py.errors import require_package
+
+require_package("torch", "popdist_py.poptorch", "torch torchvision")
 
 # The import of ``popdist_thread_waiting`` must precede the import of torch, which loads the OpenMP
 # runtime. The module ``popdist_thread_waiting`` sets the environment variable GOMP_SPINCOUNT, which

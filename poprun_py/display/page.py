@@ -28,6 +28,12 @@ _NUMBER: Final = re.compile(r"[-+]?[\d.,]+( ?(%|x|[kMG]?i?B|ms|s|min|h|us|W))?|-
 # characters would take ten times as long to compile.
 _UNSHOWABLE: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _PAGE_TEMPLATE: Final = "page.html.jinja"
+# The style that hides the place of a chart, so that only its title and its summary are shown.
+_NO_CHARTS: Final = ".pp-plot{display:none}"
+_WITHOUT_PLOTLY: Final = (
+    "The charts are left out: they need the package plotly, which is not installed. "
+    "Install the package (pip install plotly), then make this page again."
+)
 _PLOTLY_FILE: Final = "package_data/plotly.min.js"
 # Compression at level 4 takes half of the time of gzip's default level, and the result is hardly
 # larger.
@@ -205,6 +211,9 @@ def page(
     parts = [*opening, *(part for section in shown for part in section.parts)]
     rows = (part.charts if isinstance(part, ChartRow) else [part] for part in parts)
     figures = [each.figure for row in rows for each in row if isinstance(each, Chart)]
+    if figures and not packed_plotly():
+        opening = [*opening, Sentence(_WITHOUT_PLOTLY)]
+        figures = []
     return _rendered(
         _PAGE_TEMPLATE,
         title=title,
@@ -213,7 +222,7 @@ def page(
         badge=badge,
         opening=opening,
         footer=footer,
-        style=_file("style.css") + _file("page.css"),
+        style=_file("style.css") + _file("page.css") + ("" if figures else _NO_CHARTS),
         charts=_chart_scripts(figures) if figures else None,
     )
 

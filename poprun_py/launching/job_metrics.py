@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poprun_py.errors import UsageError
+from poprun_py.errors import UsageError, missing_package_text
 from poprun_py.options.option_types import (
     CSV,
     JSONL,
@@ -71,6 +71,9 @@ class JobMetrics:
             elif destination.where:
                 _check_file(destination, option, self._destinations)
         if config.metrics_port is not None:
+            if find_spec("prometheus_client") is None:
+                missing = missing_package_text("prometheus_client")
+                raise UsageError(f"{config.shown('metrics_port')}: {missing}")
             from poprun_py.running.metrics.metrics_feed import listen
 
             self._listener = listen(config.metrics_port, config.shown("metrics_port"))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from popdist_py.environment import RUN_ID
-from poprun_py.errors import LaunchError, StartError, explain_os_error
+from poprun_py.errors import LaunchError, StartError, explain_os_error, missing_package_text
 from poprun_py.launching.job_timeline import JobTimeline, is_empty
 from poprun_py.launching.run_names import choose_run_name
 from poprun_py.options.launch_config import LaunchConfig
@@ -250,6 +250,10 @@ class RunRecord:
             reason = self._explain(error, "the page of the run")
             command = f"{command_name()} report {shlex.quote(str(files.folder))}"
             self._console.warn(f"{reason}; {command} writes it")
+        except ModuleNotFoundError as error:
+            reason = missing_package_text(error.name or "") or str(error)
+            command = f"{command_name()} report {shlex.quote(str(files.folder))}"
+            self._console.warn(f"the page of the run is not written: {reason}, then {command}")
         except Exception as error:  # reading a damaged file of the run can raise any exception
             self._console.warn(f"the page of the run cannot be written ({error})")
         return None

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from popdist_py.errors import require_package
+
 __all__ = ["start_mpi"]
 
 _PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
@@ -42,6 +44,7 @@ def _import_mpi() -> None:
     By default mpi4py also calls ``MPI_Finalize`` when a forked child exits, and the child hangs in
     this call.
     """
+    require_package("mpi4py", "popdist_py.init()")
     import mpi4py
 
     finalises = mpi4py.rc.finalize is not False and "mpi4py.MPI" not in sys.modules

@@ -25,6 +25,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from popdist_py.errors import require_package
+
+require_package("torch", "popdist_py.horovod.torch", "torch")
+
+# isort: split
 from popdist_py.horovod.torch import basics, functions, mpi_ops
 from popdist_py.horovod.torch.basics import *
 from popdist_py.horovod.torch.compression import Compression as Compression
