@@ -33,6 +33,7 @@ STEPS: dict[str, Callable[[Release], str]] = {
     "bytes": archives.equal_bytes,
     "install": environments.install,
     "smoke": environments.smoke,
+    "launcher": environments.launcher_alone,
     "typing": typing_check.typing,
     "versions": environments.versions,
     "licences": environments.licences,

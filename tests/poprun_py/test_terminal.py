@@ -14,7 +14,7 @@ import pytest
 
 from poprun_py import terminal
 from poprun_py.errors import UnwritableError
-from poprun_py.terminal import Console
+from poprun_py.terminal import Console, exit_code_of
 
 
 def full():
@@ -134,3 +134,21 @@ def test_messages_are_wrapped_at_words_on_a_terminal_only(capsys):
         "  no room, so that the output of these\n"
         "  instances is not kept\n" + table
     )
+
+
+def test_a_missing_package_is_an_error_of_one_line(capsys):
+    def command():
+        raise ModuleNotFoundError("No module named 'jinja2'", name="jinja2")
+
+    assert exit_code_of(command) == 3
+    assert capsys.readouterr().err.endswith(
+        "an HTML page needs the package jinja2, which is not installed: pip install jinja2\n"
+    )
+
+
+def test_a_missing_module_of_a_program_keeps_its_traceback():
+    def command():
+        raise ModuleNotFoundError("No module named 'mine'", name="mine")
+
+    with pytest.raises(ModuleNotFoundError, match="mine"):
+        exit_code_of(command)

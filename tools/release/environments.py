@@ -132,6 +132,26 @@ def smoke(release: Release) -> str:
     return f"{checked} environments: version, 2 instances with 8 replicas, a function"
 
 
+def launcher_alone(release: Release) -> str:
+    """With the packages of requirements-launcher.txt alone, the wheel starts two instances."""
+    folder = release.environments / "elsewhere" / "launcher"
+    shutil.rmtree(folder, ignore_errors=True)
+    run(uv(), "venv", "--python", release.pythons[0], folder, cwd=release.out)
+    pip_install = (uv(), "pip", "install", "--quiet", "--python", folder / "bin" / "python")
+    pinned = ("-c", release.root / "constraints.txt")
+    needed = ("-r", release.root / "requirements-launcher.txt")
+    around = uv_environ(os.environ)
+    run(*pip_install, *pinned, *needed, cwd=release.out, env=around, seconds=600)
+    run(*pip_install, "--no-deps", release.wheel, cwd=release.out, env=around)
+    env = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "POPRUN_LEASES": "none"}
+    said = run(folder / "bin" / "poprun-py", "-n", "2", "sh", "-c", "echo instance $RANK",
+               cwd=release.environments, env=env, seconds=60)  # fmt: skip
+    if not all(f"instance {index}" in said for index in range(2)):
+        raise Red(f"the launcher alone printed {said!r}")
+    packages = len(list(folder.glob("lib/python3*/site-packages/*.dist-info")))
+    return f"{packages} packages: 2 instances of a shell program"
+
+
 _FUNCTION = """
 import poprun_py
 

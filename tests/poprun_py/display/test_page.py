@@ -128,6 +128,16 @@ def test_plotly_is_embedded_once_and_only_with_charts():
     assert len(packed) < 2_300_000
 
 
+def test_without_plotly_a_page_tells_what_to_install_and_keeps_the_summaries(monkeypatch):
+    monkeypatch.setattr("poprun_py.display.page.packed_plotly", lambda: "")
+    text = page("t", [Section("One", [chart(told="It falls.")])])
+    assert "<script" not in text
+    assert "pip install plotly" in text
+    assert ".pp-plot{display:none}" in text
+    assert "It falls." in text
+    assert "pip install plotly" not in page("t", [Section("One", [Sentence("s")])])
+
+
 def test_figures_have_the_order_of_the_charts():
     text = page("t", [Section("One", [chart("A"), ChartRow([chart("B"), chart("C")])])])
     figures = json.loads(re.search(r'id="figures">(.*?)</script>', text)[1])

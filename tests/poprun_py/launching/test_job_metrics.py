@@ -54,6 +54,20 @@ def test_a_missing_wandb_is_refused_with_what_to_install(monkeypatch, spec):
     )
 
 
+def test_a_missing_package_for_served_metrics_is_refused_with_what_to_install(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(job_metrics, "find_spec", lambda _: None)
+    planned = plan(LaunchConfig(program=("touch", "started"), metrics_port=0))
+    with pytest.raises(UsageError) as caught:
+        launch(Request(planned), KeptConsole())
+    assert str(caught.value) == (
+        "metrics_port=0: the server of --metrics-port needs the package prometheus_client, which "
+        "is not installed: pip install prometheus-client"
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

