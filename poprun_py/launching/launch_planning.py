@@ -139,8 +139,14 @@ def without_lost_hosts(
             planned.config, planned.environ, contact_hosts=True, hosts=left, before=planned
         )
         free = left_by_others(make_plan(inputs), _other_jobs(inputs)).machines
+        here = (m for h, m in zip(hosts, planned.machines, strict=True) if h.is_local and m)
+        sharing = next((machine.sharing_jobs for machine in here), ())
         machines = tuple(
-            replace(machine, held_cpus=machine.allowed_cpus.difference(cpus))
+            replace(
+                machine,
+                held_cpus=machine.allowed_cpus.difference(cpus),
+                sharing_jobs=sharing,
+            )
             if cpus and host.is_local and machine
             else machine
             for host, machine in zip(left, free, strict=True)

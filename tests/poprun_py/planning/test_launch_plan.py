@@ -269,6 +269,28 @@ def test_a_job_continues_with_the_names_and_slots_of_the_remaining_hosts(monkeyp
     assert fewer.config == whole.config
 
 
+def test_a_job_that_shares_cores_has_its_fair_threads_also_on_fewer_hosts(monkeypatch):
+    monkeypatch.setattr(host_checks, "probe_hosts", lambda *_, **__: PROBED)
+    config = LaunchConfig(
+        num_instances=2, num_replicas=2, host="localhost,node1", allow_fewer_hosts=True,
+        program=("true",),
+    )  # fmt: skip
+    whole = launch_planning.plan(config, mpi=MPI, environ=dict(os.environ))
+    here = whole.machines[0]
+    jobs = (here.allowed_cpus,) * 99
+    whole = replace(whole, machines=(replace(here, sharing_jobs=jobs), *whole.machines[1:]))
+    ended = LaunchResult(
+        exit_code=137,
+        instances=(InstanceResult(index=0, code=1), InstanceResult(index=1, was_lost=True)),
+    )
+    said: list[str] = []
+    cpus = tuple(here.allowed_cpus)
+    fewer = launch_planning.without_lost_hosts(whole, ended, said.append, cpus)
+    assert said == ["going on without node1"]
+    assert fewer.instances[0].placement.threads == 1
+    assert fewer.machines[0].sharing_jobs == jobs
+
+
 @pytest.mark.parametrize("kind", [OPEN_MPI_5, OPEN_MPI_4, MPICH])
 def test_plans_for_every_mpi_are_read_back(kind):
     hosts = parse_host_list("a,b", source="test")
