@@ -202,10 +202,14 @@ def _list(
 def _none_text(parent: Path, wanted: RunFilter) -> str:
     if wanted.accepts_all:
         return (
-            f"no runs in {parent.absolute()}; {command_name()} --output-dir {parent} PROGRAM "
-            "makes one"
+            f"no runs in {_place(parent)}; {command_name()} --output-dir {parent} PROGRAM makes one"
         )
-    return f"no run in {parent.absolute()} meets these conditions"
+    return f"no run in {_place(parent)} meets these conditions"
+
+
+def _place(parent: Path) -> Path:
+    """Return the folder as the user gave it; for the current folder, its absolute path."""
+    return parent.absolute() if parent == Path() else parent
 
 
 def _print_table(parent: Path, runs: Sequence[RunSummary], now: float) -> None:
@@ -232,9 +236,10 @@ def _remove(
 
     old = old_runs(runs, before=before, states=wanted.states)
     if not old:
+        conditions = "" if wanted.accepts_all else " and meets these conditions"
         print_error(
-            f"{command_name()}: nothing to remove: no run in {parent.absolute()} ended more than "
-            f"{values['remove_older']} ago{'' if wanted.accepts_all else ' and was asked for'}"
+            f"{command_name()}: nothing to remove: no run in {_place(parent)} ended more than "
+            f"{values['remove_older']} ago{conditions}"
         )
         return 0
     _print_table(parent, old, time.time())
