@@ -109,5 +109,6 @@ def test_disk_space_counts_no_links(tmp_path):
     folder = write_run(tmp_path, "a", ended=1)
     before = disk_bytes(folder)
     assert before >= 5000
-    (folder / "link").symlink_to("/usr")
+    (tmp_path / "large").write_bytes(b"x" * 100_000)
+    (folder / "link").symlink_to(tmp_path / "large")
     assert disk_bytes(folder) <= before + 8192

@@ -37,7 +37,7 @@ def test_state_of_a_run_that_ended(code, cause, state):
 @pytest.mark.parametrize(
     ("facts", "state"),
     [
-        (Liveness(is_locked=True, is_of_this_host=False), RunState.RUNNING),
+        (Liveness(is_locked=True, is_of_this_host=False, silent_seconds=900), RunState.RUNNING),
         (Liveness(), RunState.LOST),
         # A file system without locks
         (Liveness(is_process_alive=True), RunState.RUNNING),
@@ -140,6 +140,10 @@ def test_broken_and_foreign_folders_give_no_traceback(tmp_path):
 def test_damaged_reports_are_read_or_said_to_be_damaged(tmp_path):
     folder = write_run(tmp_path, "run", ended=1, tags={"a": "b"})
     report = json.loads((folder / "report.json").read_text())
+    report["attempts"][0]["observation"] = {"instances": [None]}
+    (folder / "report.json").write_text(json.dumps(report))
+    assert read_summary(folder).state is RunState.FINISHED
+    report["attempts"][0]["observation"] = observed()
     for changed in lying_values(report, every=3):
         (folder / "report.json").write_text(json.dumps(changed))
         runs = read_summaries(tmp_path)
