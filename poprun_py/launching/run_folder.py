@@ -34,7 +34,7 @@ from poprun_py.launching.failure_report import (
     traceback_of,
 )
 from poprun_py.options.run_labels import LATEST, labels_json, read_tags
-from poprun_py.past_runs.listing.latest_link import link_latest
+from poprun_py.past_runs.listing.latest_link import link_latest, repair_latest
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.running.supervise.launch_result import (
     Collective,
@@ -84,6 +84,7 @@ class RunFolder:
         self.run_id, self.path = run_id, Path(parent, run_id)
         self.trouble = ""
         self.has_begun = False
+        self._is_made = False  # whether this launch has made the folder
         self._parent = Path(parent)
         self._plan = planned
         self._began_at = iso_time(time.time())
@@ -115,13 +116,14 @@ class RunFolder:
         name = self.run_id
         for number in itertools.count(2):
             try:
-                self.path.mkdir(mode=0o700, exist_ok=not is_new)
+                self.path.mkdir(mode=0o700)
             except FileExistsError:
                 if not is_new:
-                    raise
+                    return
                 self.run_id = f"{name}-{number}"
                 self.path = self._parent / self.run_id
             else:
+                self._is_made = True
                 return
 
     def _lock_out_others(self) -> None:
@@ -173,7 +175,19 @@ class RunFolder:
             self.trouble = f"{self._parent} has no link {LATEST}: {error.strerror}"
 
     def close(self) -> None:
-        """Unlock the run's folder, so that other launchers can continue the run."""
+        """Unlock the run's folder, so that other launchers can continue the run.
+
+        If the launch was refused before its first attempt, remove the empty folder, so that its
+        name is free.
+        """
+        if self._is_made and not self.has_begun:
+            # A launch that begins does not need this module.
+            from poprun_py.past_runs.listing.run_summary import read_summaries
+
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+                left = read_summaries(self._parent)
+                repair_latest(self._parent, left[0].name if left else None)
         os.close(self._lock)
 
     # --- start and end of an attempt ----------------------------------------------------------

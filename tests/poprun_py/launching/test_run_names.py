@@ -47,6 +47,16 @@ def test_a_new_run_never_mixes_with_a_run_of_its_name(tmp_path):
     ]
 
 
+def test_a_refused_launch_leaves_its_name_free(tmp_path):
+    record(KeptConsole(), tmp_path, run_name="first")
+    with RunRecord(plan_of(tmp_path, run_name="base"), KeptConsole()) as refused:
+        assert (tmp_path / "base").is_dir()
+    assert refused.report is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "latest"]
+    assert str((tmp_path / "latest").readlink()) == "first"
+    assert record(KeptConsole(), tmp_path, run_name="base")["run_id"] == "base"
+
+
 def test_the_variable_still_continues_a_run_and_keeps_its_labels(tmp_path):
     console = KeptConsole()
     record(console, tmp_path, run_name="base", tag=("lr=0.1", "data=a"), note="first")
