@@ -187,6 +187,8 @@ def test_the_steps_of_every_loop_are_counted_once(
 ):
     _, attempt = ended(poprun, tmp_path, "-n", 2, *options, script(program))
     assert {each["training_step"] for each in attempt["instances"]} == {steps}
+    has_collectives = any(each["last_collective"] for each in attempt["instances"])
+    assert has_collectives == ("popdist" in options)
 
 
 @pytest.mark.trainers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
@@ -250,6 +251,47 @@ def test_activities_that_the_program_reports_are_not_counted_again(memory, loop)
     found = memory.ledger()["nanoseconds"]
     assert found[activities.VALIDATING] >= 10 * PAUSE_NANOSECONDS
     assert found[LOADING] == found[COMPUTING] == found[UPDATING] == 0
+
+
+def test_moved_time_is_counted_once(memory, loop):
+    train(data.DataLoader(Slow()))
+    with activities.doing(activities.SAVING):
+        found = memory.ledger()
+    assert sum(found["nanoseconds"]) == found["now"] - found["began"]
+    assert 0 <= found["nanoseconds"][activities.SAVING] < PAUSE_NANOSECONDS
+
+
+class Careful(torch.optim.SGD):
+    """An optimizer that goes on after a failed step of another one."""
+
+    def step(self, closure=None):
+        time.sleep(PAUSE)
+        with contextlib.suppress(ZeroDivisionError):
+            torch.optim.Adam(weights()).step(lambda: 1 / 0)
+
+
+def test_a_step_that_fails_leaves_nothing_behind(memory, loop):
+    optimizer = Careful(weights(), lr=0.1)
+    with pytest.raises(ZeroDivisionError):
+        SlowSgd(weights(), lr=0.1).step(lambda: 1 / 0)
+    time.sleep(10 * PAUSE)
+    for _ in range(2):
+        optimizer.step()
+    assert 2 <= spent(memory)["updating"] < 10
+
+
+def test_waits_in_torch_are_no_certain_waits_of_a_plain_loop(memory, loop):
+    optimizer = sgd()
+    with activities.doing(activities.WAITING):
+        assert memory.waits()
+        optimizer.step()
+        optimizer.step()
+        assert not memory.waits()
+        reducing = activities.doing(activities.REDUCING, "all_reduce")
+        with reducing, activities.doing(activities.WAITING):
+            assert memory.waits()
+        heartbeat.step()
+        assert memory.waits()
 
 
 def test_the_loop_is_recorded_in_the_timeline(memory, monkeypatch, tmp_path):

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from popdist_py.environment import COMPILING, INFERENCE, RESUME_EXIT_CODE, TRAINING
+from popdist_py.environment import AUTOMATIC, COMPILING, INFERENCE, RESUME_EXIT_CODE, TRAINING
 from poprun_py.display.formatting import iso_time
 from poprun_py.launching.failure_report import (
     diagnosis,
@@ -194,6 +194,32 @@ def test_place_of_a_program_without_steps_is_told_in_collectives(last, place, to
     assert report_text(result, label).splitlines()[1].endswith(f", PID 5, {place}")
     seen = ended_attempt(result, label)["first_failure"]["last_collective"]
     assert seen == {"number": last.number, "name": last.name, "lasting_seconds": told}
+
+
+@pytest.mark.parametrize(
+    ("collective", "place"),
+    [
+        (None, "after training step 24"),
+        (Collective(12, "all_reduce"), "after training step 24"),
+        (
+            Collective(12, "all_reduce", True, 14.4),
+            "after training step 24, in all_reduce number 12 for 14 s",
+        ),
+    ],
+)
+def test_place_in_a_plain_loop_is_its_step_and_what_it_does(collective, place):
+    progress = Progress(24, doing=AUTOMATIC)
+    first = failed(index=0, progress=progress, collective=collective)
+    result = LaunchResult(exit_code=1, instances=(first,), first_failure=first)
+    assert report_text(result, label).splitlines()[1].endswith(f", PID 5, {place}")
+    assert "no_steps" not in ended_attempt(result, label)
+    text = 'Thread (most recent call first):\n  File "/home/me/train.py", line 3 in <module>\n'
+    hung = LaunchResult(
+        exit_code=124, instances=(first,), reason="no step for 9.0 s", hung=(0,),
+        stacks=(StackGroup(instances=(0,), text=text),),
+    )  # fmt: skip
+    line = "" if "number" in place else ", at train.py:3"
+    assert report_text(hung, label).splitlines()[0].endswith(f"for 9.0 s, {place}{line}")
 
 
 def test_place_of_a_hang_without_steps_is_the_line_where_no_collective_tells_it():
