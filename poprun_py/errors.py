@@ -44,6 +44,12 @@ class LaunchError(Exception):
 
     exit_code = 1
 
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython shows: one traceback, without frames of the library."""
+        from poprun_py.display.user_traceback import traceback_lines
+
+        return traceback_lines(self)
+
 
 class UsageError(LaunchError):
     """An option, file or combination of values is wrong. Nothing was started."""

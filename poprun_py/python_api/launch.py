@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
 
+from poprun_py.display.user_traceback import running_ipython
 from poprun_py.errors import UsageError, start_errors
 from poprun_py.instance.job_folders import JobFolder, folder_name
 from poprun_py.options.keyword_types import LaunchOptions, Word
@@ -116,6 +117,7 @@ def launch(
         environ=_checked_environ(environ),
         outputs=outputs,
         in_background=False,
+        prints_failure=descriptors is not None or not _shows_exceptions(options),
     )
     with job:
         try:
@@ -177,6 +179,16 @@ def start(
     )
 
 
+def _shows_exceptions(options: Mapping[str, object]) -> bool:
+    """Return whether IPython shows the exception of a function, and it is needed nowhere else.
+
+    The files of output_dir have the whole output, and a job that is restarted raises only the
+    exception of its last attempt.
+    """
+    is_kept = options.get("output_dir") is not None or bool(options.get("max_restarts"))
+    return running_ipython() is not None and not is_kept
+
+
 def _uses_standard_descriptors() -> bool:
     """Return whether ``print`` writes to descriptors 1 and 2 of this process.
 
@@ -202,6 +214,7 @@ def _started(
     environ: Mapping[str, str] | None,
     outputs: tuple[Stream, Stream] | None,
     in_background: bool,
+    prints_failure: bool = True,
 ) -> JobHandle[Any]:
     """Start a job; if ``outputs`` is None, the output goes only to a file in the job's folder.
 
@@ -213,7 +226,9 @@ def _started(
         if folder is not None:
             after_errors.callback(folder.remove)
             shown = Path(folder.path) / SHOWN if in_background else None
-        name, job, read = _resolved(target, args, kwargs, options, folder)
+        name, job, read = _resolved(
+            target, args, kwargs, options, folder, prints_failure=prints_failure
+        )
         job = _with_variables(job, os.environ if environ is None else environ)
         request = JobRequest(
             job=job,
@@ -306,6 +321,8 @@ def _resolved(
     kwargs: object,
     options: Mapping[str, object],
     folder: JobFolder | None,
+    *,
+    prints_failure: bool,
 ) -> tuple[str, LaunchConfig | LaunchPlan, Callable[[LaunchResult], Any]]:
     """Return a target's name, configuration or plan, and a function that reads the job's value.
 
@@ -317,7 +334,9 @@ def _resolved(
     """
     if callable(target):
         assert folder is not None
-        return _resolved_function(target, args, kwargs, options, Path(folder.path) / "call")
+        return _resolved_function(
+            target, args, kwargs, options, Path(folder.path) / "call", prints_failure=prints_failure
+        )
     if args or kwargs:
         raise UsageError("args and kwargs are for a function; a program is a list of words")
     job = _config_or_plan(target, options)
@@ -362,6 +381,8 @@ def _resolved_function(
     kwargs: object,
     options: Mapping[str, object],
     folder: Path,
+    *,
+    prints_failure: bool,
 ) -> tuple[str, LaunchConfig, Callable[[LaunchResult], list[Any]]]:
     from poprun_py.python_api.functions.packed_call import function_name, write_call
     from poprun_py.python_api.functions.results import read_results
@@ -379,5 +400,6 @@ def _resolved_function(
             f'of {name}, such as {{"lr": 0.1}}'
         )
     folder.mkdir(mode=0o700)
-    job = changed_config(LaunchConfig(), options, write_call(folder, function, args, kwargs))
+    program = write_call(folder, function, args, kwargs, prints_failure=prints_failure)
+    job = changed_config(LaunchConfig(), options, program)
     return name, job, partial(read_results, folder)

@@ -33,6 +33,8 @@ def write_call(
     function: Callable[..., object],
     args: Sequence[object] = (),
     kwargs: Mapping[str, object] | None = None,
+    *,
+    prints_failure: bool = True,
 ) -> tuple[str, ...]:
     """Pickle a function call into a file, and return the program that every instance runs.
 
@@ -42,6 +44,8 @@ def write_call(
         args: The positional arguments of the function. Large arrays in ``args`` are not
             copied.
         kwargs: The keyword arguments of the function.
+        prints_failure: Whether an instance prints the traceback of an exception of the function,
+            which the calling program raises again.
 
     Raises:
         UsageError: The function cannot be called in an instance, or a part of the call cannot be
@@ -65,6 +69,7 @@ def write_call(
         "path": _module_path(),
         "argv": [str(word) for word in sys.argv],
         "sources": _sources(function),
+        "prints_failure": prints_failure,
     }
     with start_errors(f"{name} and its arguments cannot be written"):
         write_packed(folder / CALL_FILE, head, parts)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from popdist_py.errors import counted
+from poprun_py.display.user_traceback import UserTraceback, running_ipython
 from poprun_py.errors import JobFailedError, UsageError
 from poprun_py.python_api.functions.packed_file import (
     IncompleteFileError,
@@ -29,8 +30,13 @@ _MOST_OTHERS = 8
 class RemoteTraceback(Exception):
     """An instance's traceback as text, set as the cause of an exception in the calling program."""
 
+    @property
+    def instance_text(self) -> str:
+        """The traceback as the instance's Python wrote it."""
+        return str(self.args[0])
+
     def __str__(self) -> str:
-        return f'\n"""\n{self.args[0]}"""'
+        return f'\n"""\n{self.instance_text}"""'
 
 
 def read_results(folder: Path, result: LaunchResult) -> list[Any]:
@@ -108,6 +114,9 @@ def _error(failure: PackedFile, instance: InstanceResult, result: LaunchResult) 
     if head["note"]:
         error.add_note(head["note"])
     error.__cause__ = RemoteTraceback(head["text"])
+    if running_ipython() is not None and not hasattr(error, "_render_traceback_"):
+        with contextlib.suppress(AttributeError, TypeError):  # a class with slots
+            error._render_traceback_ = UserTraceback(error)  # type: ignore[attr-defined]
     return error
 
 

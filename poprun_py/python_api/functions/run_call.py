@@ -33,7 +33,7 @@ def main() -> int:
     # Jobs that the function launches must not inherit the variables CALL and CALL_FILES.
     path, prefix = Path(os.environ.pop(CALL)), os.environ.pop(CALL_FILES)
     try:
-        function, args, kwargs = _load(path)
+        function, args, kwargs, prints_failure = _load(path)
     except Exception as error:
         return write_failure(
             prefix,
@@ -51,12 +51,17 @@ def main() -> int:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        return write_failure(prefix, error)
+        return write_failure(prefix, error, is_printed=prints_failure)
     return _write_result(prefix, value)
 
 
-def _load(path: Path) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
+def _load(
+    path: Path,
+) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object], bool]:
     """Set ``sys.path`` and ``sys.argv`` as in the calling program, and unpickle the call.
+
+    Returns:
+        The function, its arguments, and whether to print the traceback of its exception.
 
     Raises:
         Exception: Any exception that unpickling raises.
@@ -73,7 +78,7 @@ def _load(path: Path) -> tuple[Callable[..., object], tuple[object, ...], dict[s
     own = [entry for entry in sys.path if entry not in call.head["path"]]
     sys.path[:] = [*own, *call.head["path"]]
     function, args, kwargs = call.load()
-    return function, args, kwargs
+    return function, args, kwargs, call.head["prints_failure"]
 
 
 def _write_result(prefix: str, value: object) -> int:
@@ -105,8 +110,15 @@ def _write_result(prefix: str, value: object) -> int:
     return 0
 
 
-def write_failure(prefix: str, error: BaseException, *, problem: str = "", note: str = "") -> int:
-    """Print an exception to stderr, write it to a file, and return the exit code of the instance.
+def write_failure(
+    prefix: str,
+    error: BaseException,
+    *,
+    problem: str = "",
+    note: str = "",
+    is_printed: bool = True,
+) -> int:
+    """Write an exception to a file, print it to stderr, and return the exit code of the instance.
 
     Args:
         prefix: The path of the file without its suffix ``.failure``.
@@ -114,16 +126,20 @@ def write_failure(prefix: str, error: BaseException, *, problem: str = "", note:
         problem: The reason why the function's result cannot be sent, as the end of the sentence
             with which the job fails; empty if the function itself raised the exception.
         note: A note to add to the exception.
+        is_printed: Whether to print the exception even if the file can be written.
     """
     from poprun_py.python_api.functions.packed_file import write_packed
 
     lines = traceback.format_exception(type(error), error, _user_frames(error.__traceback__))
     text = lines[-1] if problem else "".join(lines)
-    _print(text)
+    if is_printed:
+        _print(text)
     head = {"summary": _summary(error), "text": text, "problem": problem, "note": note}
     try:
         write_packed(Path(f"{prefix}.failure"), head, _pickled_if_possible(error))
     except OSError as failure:
+        if not is_printed:
+            _print(text)
         _print(f"this error cannot be written to a file: {failure}\n")
     return _EXIT_CODE_OF_FAILURE
 
