@@ -65,6 +65,7 @@ class JobTimeline:
         self._temporary: JobFolder | None = None  # the parent of temporary folders of spans
         self._first = 1  # the number of the attempt of the first folder in ``_folders``
         self._has_dropped = False
+        self._has_replaced = False
         # The path of the trace file is checked before the job starts. After the job, it would be
         # too late for the user to choose another path.
         folder = self._path.parent
@@ -114,6 +115,7 @@ class JobTimeline:
         instances = recorded_instances(self._folders, self._first)
         if instances and self._is_in_run:
             _keep_earlier(self._path)
+        self._has_replaced = bool(instances) and self._path.is_file()
         merged = merge_files(instances, self._path) if instances else None
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
@@ -122,7 +124,8 @@ class JobTimeline:
 
     def sentence(self, merged: Merged) -> str:
         """Return a message that names the trace file and summarizes its contents."""
-        parts = [f"timeline: {merged.path}: {counted(merged.num_spans, 'span', ',')}"]
+        replaced = " (replaced)" if self._has_replaced else ""
+        parts = [f"timeline: {merged.path}{replaced}: {counted(merged.num_spans, 'span', ',')}"]
         if is_empty(merged):
             return f"{parts[0]}, because {_EMPTY}"
         if merged.num_dropped:

@@ -21,6 +21,7 @@ from poprun_py.options.option_types import (
     FOREVER,
     INDICES,
     JOB,
+    LINE_PREFIX,
     MAX_INSTANCES,
     METRICS_DESTINATION,
     NAME,
@@ -201,7 +202,7 @@ class DeclaredOptions:
     only_output_from_instance: tuple[int, ...] | None = _output(None, INDICES,
         "Show the output of these instances only, such as 0,2-3. The output of an instance that"
         " fails is shown as well.")
-    output: str = _output("tag", choice("tag", "time", "plain"),
+    output: str = _output("tag", LINE_PREFIX,
         "Prefix of each output line: PopRun's tag [1,INDEX]<stream>:, the tag and the time of day,"
         " or nothing.")
     output_dir: str | None = _output(None, PATH,

@@ -288,6 +288,11 @@ PATH = OptionType(
     keyword="str | PathLike[str]",
     takes_path=True,
 )
+# Users of srun give a file to --output.
+LINE_PREFIX = replace(
+    choice("tag", "time", "plain"),
+    expected="one of tag, time, plain, which begin each line; for files, give --output-dir",
+)
 FILE_OR_AUTO = replace(PATH, metavar="FILE|auto", expected="the path of a file, or auto")
 POD = replace(
     PATH, metavar="POD", expected="the name of a pod, its folder, http://HOST:PORT, server or none"

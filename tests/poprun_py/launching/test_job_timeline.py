@@ -120,3 +120,12 @@ def test_a_restart_has_a_folder_although_that_of_the_first_attempt_was_removed(t
         ("instance 0 (attempt 2)",)
     ]
     assert not second.parent.exists()
+
+
+def test_a_trace_that_is_replaced_is_told(tmp_path):
+    path = tmp_path / "t.json"
+    plan = plan_with_folder(None, timeline=str(path))
+    for said in (f"timeline: {path}: 0 spans", f"timeline: {path} (replaced): 0 spans"):
+        with contextlib.closing(JobTimeline(plan, None)) as timeline:
+            (timeline.begin(plan, None).folder / "instance-0.ended").write_text("1")
+            assert timeline.sentence(timeline.finish()).startswith(said)

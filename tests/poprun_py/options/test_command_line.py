@@ -102,6 +102,7 @@ def test_the_value_of_a_text_option_may_be_empty():
         (["--timeout", "1_0"], "a number of seconds above 0"),
         (["--vipu-server-port", "65536"], "at most 65535"),
         (["--max-restarts", "99999999999"], "at most 2147483647"),
+        (["--output", "log.txt"], "expected one of tag, time, plain, which begin each line; for f"),
         (["-z"], "unknown option -z"),
         (["-n", "2", "-np", "4"], "--num-instances is given twice ('2' and '4')"),
         (["-m"], "-m needs a value: expected a Python module"),
