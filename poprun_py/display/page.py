@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _FOLDER: Final = Path(__file__).parent
 # A table cell counts as a number if it is empty, or contains a hyphen or a number (with or without
 # a unit).
-_NUMBER: Final = re.compile(r"[-+]?[\d.,]+( ?(%|x|[kMG]?i?B|ms|s|min|h|us|W))?|-|")
+# A number with its unit, a range such as 3-5, or a number that a mark makes doubtful, such as 98%*.
+_NUMBER: Final = re.compile(r"[-+]?[\d.,]+(-[\d.,]+)?( ?(%|x|[kMG]?i?B|ms|s|min|h|us|W))?[* ]?|-|")
 # Characters that XML forbids or browsers do not show. A regular expression of the allowed
 # characters would take ten times as long to compile.
 _UNSHOWABLE: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")

@@ -23,6 +23,8 @@ from poprun_py.past_runs.comparison_tables import (
     scaling_doubts,
 )
 from poprun_py.past_runs.measured_run import LOSS, logged, losses
+from poprun_py.past_runs.pages.phase_sections import training_began_at
+from poprun_py.past_runs.pages.training_sections import TRAINING_BEGAN
 from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun
 
 _MOST_VALUES = 24
@@ -62,7 +64,7 @@ def scaling_page(comparison: Comparison, counts: Sequence[int]) -> str:
     return page(
         f"Scaling of {program}",
         [Section("Speed by instances", parts), Section("Runs", [Sentence(names)])],
-        lead=f"{', '.join(map(str, counts))} instances; median for each number, by "
+        lead=f"With {', '.join(map(str, counts))} instances. A row is the median of its runs, by "
         f"{comparison.measure.description}.",
         opening=_opening(comparison, scaling_doubts(comparison)),
     )
@@ -200,13 +202,14 @@ def _loss_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Pa
     def samples_at(run: RecordedRun, _at: float, step: int) -> float:
         return step * batches[run.run_id] if by_samples else step
 
-    series = _lines(runs, losses, _seconds_at)
+    seconds_at, since = _time_axis(runs)
+    series = _lines(runs, losses, seconds_at)
     if not series:
         return []
     summary = f"The last loss: {_last(series)}."
     title, x = ("Loss over samples", "samples") if by_samples else ("Loss over steps", "step")
     return [
-        over_time("Loss over time", summary, series, y="loss"),
+        over_time("Loss over time", summary, series, y="loss", since=since),
         lines(title, summary, _lines(runs, losses, samples_at), x=x, y="loss"),
     ]
 
@@ -215,13 +218,15 @@ def _value_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[P
     values = (each.values for run in runs for attempt in run.attempts for each in attempt.values)
     names = sorted({name for each in values for name in each} - {LOSS})
     target = comparison.target
+    seconds_at, since = _time_axis(runs)
     parts: list[Part] = []
     for name in names[:_MOST_VALUES]:
         marks = []
         if target is not None and target.name == name:
             marks.append(Mark(target.bound, str(target), of_y=True))
-        series = _lines(runs, partial(logged, name=name), _seconds_at)
-        parts.append(over_time(name, f"The last: {_last(series)}.", series, y=name, marks=marks))
+        series = _lines(runs, partial(logged, name=name), seconds_at)
+        last = f"The last: {_last(series)}."
+        parts.append(over_time(name, last, series, y=name, marks=marks, since=since))
     if len(names) > _MOST_VALUES:
         parts.append(Sentence(f"Not drawn: {counted(len(names) - _MOST_VALUES, 'more value')}."))
     return parts
@@ -242,8 +247,22 @@ def _lines(
     return series
 
 
-def _seconds_at(run: RecordedRun, at: float, _step: int) -> float:
-    return at - (run.began_at or 0.0)
+def _time_axis(
+    runs: Sequence[RecordedRun],
+) -> tuple[Callable[[RecordedRun, float, int], float], str]:
+    """Return a function for the position of a time on the time axis, and the begin of the axis.
+
+    If all runs have steps, times count from the first step, so that other imports or another queue
+    do not move the lines of two equal trainings apart.
+    """
+    begins = {id(run): training_began_at(run) for run in runs}
+    have_steps = all(begin is not None for begin in begins.values())
+
+    def seconds_at(run: RecordedRun, at: float, _step: int) -> float:
+        began = begins[id(run)] if have_steps else run.began_at
+        return at - (began or 0.0)
+
+    return seconds_at, TRAINING_BEGAN if have_steps else "the run began"
 
 
 def _last(series: Sequence[Line]) -> str:

@@ -49,7 +49,8 @@ def test_a_comparison_has_its_charts(tmp_path):
     assert efficiency["data"][0]["y"] == pytest.approx([100, 100])
     assert efficiency["layout"]["xaxis"]["tickvals"] == [1, 2]
     assert [line["name"] for line in over_time["data"]] == ["one", "two"]
-    assert over_time["data"][0]["x"][0] == pytest.approx(1.1, abs=0.01)
+    assert over_time["data"][0]["x"][:2] == pytest.approx([0, 0.1], abs=0.01)
+    assert over_time["layout"]["xaxis"]["title"]["text"] == "seconds since the first step"
     # Two instances see twice the samples in each step.
     assert [line["x"][-1] for line in over_samples["data"]] == [160, 320]
     assert accuracy["data"][0]["y"] == [0.8, 0.92]
@@ -63,6 +64,27 @@ def test_runs_with_equal_names_have_a_bar_each(tmp_path):
     speed = figures_of(comparison_page(comparison, runs))[0]
     assert speed["data"][0]["x"] == pytest.approx([80, 40])
     assert speed["data"][0]["y"] == ["one", "one"]
+
+
+def test_times_count_from_the_begin_of_a_run_if_another_run_has_no_steps(tmp_path):
+    runs = [
+        made_run(tmp_path, "one", attempts=(MadeAttempt(losses=LOSSES, values=VALUES),)),
+        made_run(tmp_path, "two", attempts=(MadeAttempt(steps=0, values=VALUES),)),
+    ]
+    page = comparison_page(compare([measure(run) for run in runs]), runs)
+    accuracy = figures_of(page)[-1]
+    assert accuracy["layout"]["xaxis"]["title"]["text"] == "seconds since the run began"
+    assert accuracy["data"][0]["x"][0] == pytest.approx(2, abs=0.01)
+
+
+def test_doubtful_numbers_and_ranges_are_aligned_as_numbers(tmp_path):
+    attempts = [MadeAttempt(steps=3, step_seconds=seconds) for seconds in (0.1, 0.2)]
+    runs = [made_run(tmp_path, f"run-{i}", attempts=(own,)) for i, own in enumerate(attempts)]
+    page = scaling_page(compare([measure(run) for run in runs], grouped=True), (1,))
+    cells = re.findall(r"<td([^>]*)>([^<]*)</td>", page)
+    assert [kind for kind, text in cells if text in ("1.00x*", "40-80")] == [
+        ' class="pp-number"', ' class="pp-number"',
+    ]  # fmt: skip
 
 
 def test_without_samples_the_loss_is_over_steps(tmp_path):
