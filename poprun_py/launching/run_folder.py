@@ -184,7 +184,7 @@ class RunFolder:
             # A launch that begins does not need this module.
             from poprun_py.past_runs.listing.run_summary import read_summaries
 
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, UsageError):
                 self.path.rmdir()
                 left = read_summaries(self._parent)
                 repair_latest(self._parent, left[0].name if left else None)
