@@ -79,14 +79,17 @@ def remove_runs(parent: Path, runs: Iterable[RunSummary]) -> Removal:
 
     A run that another process removes at the same time counts as neither removed nor kept.
     """
-    removed, troubles = [], []
+    removed: list[RunSummary] = []
+    kept: dict[Path, str] = {}
     for run in runs:
         try:
             if remove_run(parent, run):
                 removed.append(run)
         except (KeptRunError, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            troubles.append(f"{run.name} is kept: {reason}")
+            kept[parent / run.name] = f"{run.name} is kept: {reason}"
+    # Another process may have removed a run that it had locked.
+    troubles = [sentence for path, sentence in kept.items() if path.exists()]
     try:
         left = read_summaries(parent)
         repair_latest(parent, left[0].name if left else None)

@@ -7,7 +7,14 @@ import time
 
 from support.launcher.listed_runs import locked, write_run
 
-from poprun_py.past_runs.listing.run_removal import disk_bytes, old_runs, remove_runs
+from poprun_py.past_runs.listing import run_removal
+from poprun_py.past_runs.listing.run_removal import (
+    KeptRunError,
+    Removal,
+    disk_bytes,
+    old_runs,
+    remove_runs,
+)
 from poprun_py.past_runs.listing.run_state import RunState
 from poprun_py.past_runs.listing.run_summary import read_summaries
 
@@ -88,6 +95,18 @@ def test_a_run_that_goes_on_meanwhile_is_kept(tmp_path):
     ]
     assert names(tmp_path) == ["changed", "locked"]
     os.close(held)
+
+
+def test_a_run_that_another_process_removes_meanwhile_is_no_trouble(tmp_path, monkeypatch):
+    folder = write_run(tmp_path, "a", ended=OLD)
+    (run,) = old_ones(tmp_path)
+
+    def lose_the_race(*_):
+        folder.rename(tmp_path.parent / "removed")
+        raise KeptRunError("another process uses or removes it")
+
+    monkeypatch.setattr(run_removal, "_lock", lose_the_race)
+    assert remove_runs(tmp_path, [run]) == Removal(())
 
 
 def test_a_file_that_cannot_be_removed_leaves_a_run_that_can_be_removed_later(
