@@ -44,7 +44,7 @@ pyproject.toml, else the current folder, or its folder runs. A run is running, f
 (of another host, or damaged).
 
 --remove-older removes the folders of runs that ended long ago. It lists them and asks. Running
-runs, links and other folders are kept; unknown runs, too, except with --state unknown.
+runs, links and other folders are kept. Unknown runs are removed only with --state unknown.
 
 \b
 Examples:
