@@ -16,7 +16,8 @@ PARTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
         (
             "Tutorials",
             (
-                *("first-hour", "data-loading", "hands-on", "course", "pipelining", "cnns"),
+                *("first-hour", "three-users", "data-loading", "hands-on", "course"),
+                *("pipelining", "cnns"),
                 *("examples/language_model", "examples/ddp", "examples/mpi", "examples/sweep"),
             ),
         ),
