@@ -115,7 +115,7 @@ def step(samples: int = 0, loss: SupportsFloat | None = None) -> None:
 def count_automatically() -> bool:
     """Count a step of torch's optimizer; return whether steps are still counted automatically.
 
-    The start hook calls this function after each step of the program's optimizer.
+    The package ``torch_loops`` calls this function after each step of the program's optimizer.
     """
     global _first_ended
     if _is_explicit:

@@ -120,13 +120,17 @@ class row_span(span):
     Args:
         row: The name of the row, such as ``DEVICE``.
         name: The name of the span.
+        arguments: Texts and numbers that the timeline displays with the span. The dictionary may
+            change until the span ends.
     """
 
     __slots__ = ("_track",)
 
-    def __init__(self, row: str, name: str) -> None:
+    def __init__(self, row: str, name: str, arguments: dict[str, Any] | None = None) -> None:
         super().__init__(name)
         self._track = row
+        if arguments is not None:
+            self._arguments = arguments
 
 
 def _shown(arguments: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from popdist_py import activities, environment, heartbeat
+from popdist_py.activities import ledger
 from popdist_py.torch_loops.counted_optimizer import CountedOptimizer
 
 # The rows and the names of the spans are those of wrapped PopTorch models.
@@ -45,8 +46,10 @@ class TrainingLoop:
     def begin_update(self, optimizer: Any) -> None:
         """Handle the begin of an optimizer's step."""
         self._counted.begin_step(optimizer)
-        began = 0 if self._timeline is None else time.monotonic_ns()
-        self._updates.append((id(optimizer), activities.own_time(), began))
+        own = activities.own_time()
+        # The step may contain forward and backward passes, such as those of LBFGS.
+        self._mark(own)
+        self._updates.append((id(optimizer), own, self._since))
 
     def end_update(self, optimizer: Any) -> None:
         """Handle the end of an optimizer's step, and count the step if it is a training step."""
@@ -88,12 +91,23 @@ class TrainingLoop:
         try:
             if self._timeline is None:
                 return function(*arguments, **named)
-            with self._timeline.row_span(_ROW, "backward"):
-                return function(*arguments, **named)
+            return self._recorded_backward(function, *arguments, **named)
         finally:
             self._in_backward = False
             activities.count_own_as(activities.COMPUTING, own)
             self._mark(own)
+
+    def _recorded_backward(
+        self, function: Callable[..., Any], *arguments: Any, **named: Any
+    ) -> Any:
+        shown: dict[str, float] = {}
+        with self._timeline.row_span(_ROW, "backward", shown):
+            before = ledger.waited()
+            result = function(*arguments, **named)
+            # DistributedDataParallel waits in C++, so the wait has no span.
+            if (waited := ledger.waited() - before) > 0:
+                shown["waited_ms"] = round(waited / 1e6, 3)
+        return result
 
     def _mark(self, own: int) -> None:
         """Let a forward pass begin now. ``own`` is the own time now, which no activity includes."""

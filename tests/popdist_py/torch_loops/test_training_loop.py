@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 
@@ -15,6 +16,7 @@ from torch.utils import data
 from popdist_py import activities, heartbeat, poptorch
 from popdist_py.activities import COMPUTING, LOADING, OTHER, UPDATING, ledger
 from popdist_py.environment import AUTOMATIC, BETWEEN_CALLS
+from popdist_py.timeline import spans
 from popdist_py.torch_loops import training_loop
 from poprun_py.instance.progress_memory import ProgressMemory
 
@@ -294,24 +296,59 @@ def test_waits_in_torch_are_no_certain_waits_of_a_plain_loop(memory, loop):
         assert memory.waits()
 
 
-def test_the_loop_is_recorded_in_the_timeline(memory, monkeypatch, tmp_path):
-    from popdist_py.timeline import spans
-
-    names = []
+@pytest.fixture
+def recorded(monkeypatch, tmp_path):
+    """Record a timeline; return its spans so far, as names, begins, ends and arguments."""
     monkeypatch.setattr(spans, "_recorder", spans._recorder)
     monkeypatch.setattr(ledger, "_listener", None)
     spans._begin(str(tmp_path / "instance-0"), 1 << 20)
-    record = spans._recorder.record
-    monkeypatch.setattr(
-        spans._recorder, "record", lambda name, *more, **named: (
-            names.append(name), record(name, *more, **named)
-        )
-    )  # fmt: skip
-    loop = training_loop.make_loop()
+    found, record = [], spans._recorder.record
+
+    def kept(name, track, begin, end, arguments="", **more):
+        found.append((name, begin, end, arguments))
+        record(name, track, begin, end, arguments, **more)
+
+    monkeypatch.setattr(spans._recorder, "record", kept)
+    return found
+
+
+def test_the_loop_is_recorded_in_the_timeline(memory, recorded, loop):
     optimizer = sgd()
     for batch in data.DataLoader(data.TensorDataset(torch.ones(2))):
         (optimizer.param_groups[0]["params"][0] * batch[0]).sum().backward()
-        loop.begin_update(optimizer)
-        loop.end_update(optimizer)
+        optimizer.step()
     once = ["load", "forward", "backward", "update"]
-    assert names == [*once, *once, "step", "load"]
+    assert [name for name, *_ in recorded] == [*once, *once, "step", "load"]
+    ends = [(begin, end) for name, begin, end, _ in recorded if name != "step"]
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(ends))
+
+
+def test_spans_of_a_step_that_evaluates_lie_in_it(memory, recorded, loop):
+    parameters = weights()
+    optimizer = torch.optim.LBFGS(parameters, max_iter=2)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (parameters[0] - 3).square().sum()
+        loss.backward()
+        return loss
+
+    for _ in data.DataLoader(data.TensorDataset(torch.ones(1))):
+        time.sleep(PAUSE)
+        optimizer.step(closure)
+    ((_, begin, end, _),) = [each for each in recorded if each[0] == "update"]
+    inside = [each for each in recorded if each[0] in ("forward", "backward")]
+    assert len(inside) >= 4
+    loaded = min(each[2] for each in recorded if each[0] == "load")
+    assert begin - loaded >= PAUSE_NANOSECONDS
+    assert all(begin <= each[1] <= each[2] <= end for each in inside)
+
+
+def test_a_backward_pass_tells_how_long_it_waited(memory, recorded, loop):
+    def waits():
+        time.sleep(0.003)
+        ledger.count_as_waiting(2_500_000)
+
+    loop.backward(waits)
+    loop.backward(lambda: None)
+    assert [each[3] for each in recorded] == ['{"waited_ms": 2.5}', ""]
