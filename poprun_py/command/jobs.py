@@ -19,6 +19,7 @@ from poprun_py.terminal import can_print, print_out, wants_colour
 
 _PIPE_WIDTH = 200
 _DAY_SECONDS = 86_400
+_VERSION = 1  # of the JSON document
 _HELP: Final = """List the jobs that run on this machine, or wait for its cores.
 
 Jobs of all users are listed that hold cores or wait for them, and all jobs of yours. The state, the
@@ -59,7 +60,8 @@ def main(words: Sequence[str]) -> int:
         return 0
     jobs = jobs_of_machine()
     if values["form"] == "json":
-        print_out(json.dumps({"jobs": [_json(job) for job in jobs]}, indent=2))
+        document = {"version": _VERSION, "jobs": [_json(job) for job in jobs]}
+        print_out(json.dumps(document, indent=2))
         return 0
     if not jobs:
         print_out("no job runs on this machine")

@@ -37,12 +37,20 @@ Examples:
   poprun-py stop lr-3
   poprun-py stop --timeout 2m lr-3 lr-4 4711
 """
+
+
+def _complete(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+    """Return the names of this user's jobs that begin with ``begun``, for the shell."""
+    names = [job.run_id or str(job.pid) for job in jobs_of_machine() if job.is_own]
+    return [name for name in names if name.startswith(begun)]
+
+
 STOP: Final = click.Command(
     "stop",
     help=_HELP,
     add_help_option=False,
     params=[
-        click.Argument(["jobs"], nargs=-1, metavar="JOB..."),
+        click.Argument(["jobs"], nargs=-1, metavar="JOB...", shell_complete=_complete),
         click.Option(
             ["--timeout"],
             metavar="TIME",

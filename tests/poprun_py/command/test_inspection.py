@@ -9,12 +9,14 @@ import subprocess
 import sys
 import tomllib
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 from support.launcher.sysfs_trees import SNAPSHOTS
 from support.repository import ROOT
 
 from poprun_py.command.cli import main, run
+from poprun_py.command.machine_jobs import MachineJob
 
 JOB = ("--num-instances", "2", "--num-replicas", "4")
 TOO_MANY = str(len(os.sched_getaffinity(0)) + 1)
@@ -210,9 +212,14 @@ def test_public_names_are_frozen():
         ("compare --ta", {"--target"}),
         ("scale --inst", {"--instances"}),
         ("report --op", {"--open"}),
+        ("stop --ti", {"--timeout"}),
+        ("stop tr", {"train-3"}),
     ],
 )
 def test_shell_completion_knows_the_options(typed, options, monkeypatch, capsys):
+    own = MachineJob(run_id="train-3", pid=7, user="ann", is_own=True, since=0.0)
+    jobs = [own, replace(own, run_id="hers", is_own=False), replace(own, run_id="lr")]
+    monkeypatch.setattr("poprun_py.command.stop.jobs_of_machine", lambda: jobs)
     for name, value in (
         ("_POPRUN_PY_COMPLETE", "bash_complete"),
         ("COMP_WORDS", f"poprun-py {typed}"),
@@ -223,7 +230,9 @@ def test_shell_completion_knows_the_options(typed, options, monkeypatch, capsys)
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
-    assert {f"plain,{option}" for option in options} <= set(capsys.readouterr().out.split())
+    completed = set(capsys.readouterr().out.split())
+    assert {f"plain,{option}" for option in options} <= completed
+    assert not completed & {"plain,hers", "plain,lr"}
 
 
 def test_a_process_answers_the_shell():

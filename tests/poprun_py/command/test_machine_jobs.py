@@ -142,8 +142,9 @@ def test_the_table_and_the_json_document(monkeypatch, capsys):
     assert first.split()[-2:] == ["12", "345"]
     assert second.split()[:5] == ["-", "ann", "5", "-", "running"]
     assert run(["jobs", "--format", "json"]) == 0
-    document = json.loads(capsys.readouterr().out)["jobs"][0]
-    assert document == {
+    document = json.loads(capsys.readouterr().out)
+    assert document["version"] == 1
+    assert document["jobs"][0] == {
         "run_id": "lr-3", "pid": 4711, "user": "ann", "own": True, "program": "train.py",
         "state": "running", "num_instances": 2, "since": 0.0, "cpus": [0, 1, 2], "shared": True,
         "step": 12, "samples_per_second": 345.0,
