@@ -71,6 +71,10 @@ def jobs(poprun, tmp_path, monkeypatch, script):
             assert done.returncode == 0, done.stderr
             return json.loads(done.stdout)
 
+        @staticmethod
+        def report():
+            return json.loads((tmp_path / "out" / "latest" / "report.json").read_text())
+
     yield Jobs
     for name, process in shown.items():
         (tmp_path / f"{name}.end").touch()
@@ -97,7 +101,7 @@ def test_two_jobs_have_disjoint_cores_and_a_third_waits_for_one(jobs):
     assert f"(pid {first.pid}) holds CPU {CPUS[0]};" in refused.stderr
     assert not (jobs.folder / "started").exists()
     # One waits, and nobody overtakes it.
-    third = jobs.start("third", *ONE, "--wait-for-resources")
+    third = jobs.start("third", *ONE, "--wait-for-resources", "--output-dir", "out")
     wait_until(lambda: jobs.tickets())
     assert "waiting for CPUs at place 1 of 1" in third.stderr.readline()
     assert [w["pid"] for w in jobs.leases()["waiting"]] == [third.pid]
@@ -105,6 +109,9 @@ def test_two_jobs_have_disjoint_cores_and_a_third_waits_for_one(jobs):
     jobs.end("first")
     assert jobs.cpus("third") == before
     assert jobs.tickets() == []
+    (attempt,) = jobs.report()["attempts"]
+    assert attempt["queue_seconds"] > 0
+    assert "shares_cores" not in attempt
 
 
 def test_a_job_runs_beside_another_one_with_a_warning_and_a_fair_part_of_the_threads(
@@ -127,7 +134,11 @@ def test_a_job_runs_beside_another_one_with_a_warning_and_a_fair_part_of_the_thr
     monkeypatch.setenv("POPRUN_SHARE_CORES", "no")
     with pytest.raises(StartError, match=f"pid {first.pid}. holds CPUs"):
         poprun_py.launch(["true"])
-    assert poprun_py.launch(["true"], share_cores=True, warn=str).exit_code == 0
+    shared = {"share_cores": True, "output_dir": str(jobs.folder / "out")}
+    assert poprun_py.launch(["true"], **shared, warn=str).exit_code == 0
+    (attempt,) = jobs.report()["attempts"]
+    assert attempt["shares_cores"]
+    assert "queue_seconds" not in attempt
 
 
 @pytest.mark.sweep

@@ -365,11 +365,20 @@ def _environment_section(run: RecordedRun) -> Section:
         ("launcher", f"{_text(launcher.get('host'))}, process {_text(launcher.get('pid'))}"),
         *((_NAMES.get(name, name), _text(value)) for name, value in plan.items()),
         *((name, _text(value)) for name, value in versions.items()),
+        *_load_rows(run),
         ("files of the run", str(run.files.folder)),
     ]
     parts: list[Part] = [Table("Environment", ("what", "value"), rows)]
     parts += [Sentence(problem) for problem in run.problems]
     return Section("Environment", tuple(parts))
+
+
+def _load_rows(run: RecordedRun) -> list[tuple[str, str]]:
+    at_start = run.attempts[-1].report.get("machine_at_start") if run.attempts else None
+    if not isinstance(at_start, dict):
+        return []
+    load, num_cpus = at_start.get("load"), at_start.get("num_cpus")
+    return [("load average at the start", f"{load}; the machine has {num_cpus} CPUs")]
 
 
 # --- plan of a run, and commands that repeat it -------------------------------------------------

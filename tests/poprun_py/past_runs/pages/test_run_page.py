@@ -106,6 +106,7 @@ def with_phases(files, **phases):
             "after_steps": {}, **phases,
         }  # fmt: skip
     report["attempts"][0]["queue_seconds"] = 30.0
+    report["attempts"][0]["machine_at_start"] = {"load": 3.5, "num_cpus": 8}
     files.report.write_text(json.dumps(report))
     return drawn(files)
 
@@ -118,6 +119,7 @@ def test_imports_and_training_are_named_apart(tmp_path):
         "preparation 1.5 s" in text
     )
     assert "imports 20 s, preparation 1.5 s, training 10 s." in text
+    assert "load average at the start 3.5; the machine has 8 CPUs" in text
     assert "On average own code 90%, computing 10%. Own code is the program" in text
     chart = next(each for each in figures(page) if each["layout"].get("barmode") == "stack"
                  and each["data"][0]["name"].startswith("queue"))  # fmt: skip
