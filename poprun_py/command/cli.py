@@ -144,13 +144,18 @@ def _configuration(values: dict[str, Any]) -> LaunchConfig:
     gathered = gather_options(values, os.environ)
     for warning in gathered.warnings:
         print_warning(warning)
-    if gathered.config.verbosity >= 1:
+    _log_options(gathered.config, typed=False)
+    return gathered.config
+
+
+def _log_options(config: LaunchConfig, *, typed: bool) -> None:
+    """Log the options of the command line (``typed``), or those of all other sources."""
+    if config.verbosity >= 1:
         from poprun_py.options.given_options import lines_by_source
 
-        console = _console(gathered.config)
-        for line in lines_by_source(gathered.config):
+        console = _console(config)
+        for line in lines_by_source(config, typed=typed):
             console.log(line)
-    return gathered.config
 
 
 def _console(config: LaunchConfig) -> Console:
@@ -207,6 +212,7 @@ def _show_plan(config: LaunchConfig, saved: LaunchPlan | None) -> int:
     planned = saved or plan(config, contact_hosts=is_for_here)
     if is_for_here:
         planned.require_fit()
+    _log_options(config, typed=True)
     if show_and_export.is_inspected(config):
         show_and_export.show_plan(config, planned)
     for warning in plan_warnings(planned):
@@ -226,6 +232,8 @@ def _run_job(config: LaunchConfig, job: LaunchConfig | LaunchPlan) -> int:
     def show(planned: LaunchPlan) -> None:
         nonlocal label
         label = planned.instance_label
+        # The user has just typed these options, so an error before the plan does not repeat them.
+        _log_options(config, typed=True)
         if show_and_export.is_inspected(config):
             # If --export-plan is -, another program reads the plan from stdout. If the plan cannot
             # be written, the job does not start.

@@ -34,18 +34,21 @@ def _typed(value: Any) -> str:
     return "all" if value is None else str(value)
 
 
-def lines_by_source(config: LaunchConfig) -> tuple[str, ...]:
+def lines_by_source(config: LaunchConfig, *, typed: bool) -> tuple[str, ...]:
     """Return a line for each source of options, with the options and values that it gave.
 
     The verbosity is left out, because a user who reads the lines has asked for them.
+
+    Args:
+        config: The options of a launch.
+        typed: Whether to return the line for the command line, or those for all other sources.
     """
     found: dict[str, list[str]] = {}
     for name, origin in config.origins.items():
-        if name == "verbosity":
+        if name == "verbosity" or (origin.source == COMMAND_LINE) != typed:
             continue
-        is_typed = origin.source == COMMAND_LINE
-        shown = found.setdefault("the command line" if is_typed else origin.source, [])
-        if is_typed and OPTIONS[name].type is FLAG:
+        shown = found.setdefault("the command line" if typed else origin.source, [])
+        if typed and OPTIONS[name].type is FLAG:
             shown.append(origin.name)
         else:
             values = map(shlex.quote, typed_values(config, name))

@@ -11,7 +11,7 @@ _MOST_OF_LINE = 1 << 16
 # The codes that end a line or a state of a progress bar: a newline, a carriage return without a
 # newline, and the code that moves the cursor up to the progress bar above.
 _MOVE = re.compile(rb"(\r+\n|\n|\r|\x1b\[A)")
-_UP = b"\x1b[A"
+UP = b"\x1b[A"
 _MOST_ROWS = 32
 
 
@@ -98,7 +98,7 @@ class ProgressLines:
             self._end_bar(now)
         elif move:
             self._end_state(now)
-            self._rows_up = min(self._rows_up + (move == _UP) - is_end, _MOST_ROWS)
+            self._rows_up = min(self._rows_up + (move == UP) - is_end, _MOST_ROWS)
             self._has_just_moved_down = is_end
         elif len(self._line) > _MOST_OF_LINE:
             line, self._line = self._line, b""

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from poprun_py.display.formatting import clock_text
-from poprun_py.running.screen.progress_lines import ProgressLines
+from poprun_py.running.screen.progress_lines import UP, ProgressLines
 from poprun_py.terminal import command_name
 
 MAX_HELD = 1 << 22
@@ -44,6 +44,8 @@ class OutputStream:
         timed: Whether the time of day is written before each line of output.
         live: Whether unfinished lines are shown immediately, because the user types text after
             them.
+        has_nested_bars: Whether the program moves the cursor up, as for one progress bar below
+            another.
         held: The beginning of a line whose end has not arrived yet.
         progress: The converter that turns progress bars into whole lines if the output is not a
             terminal; None to leave progress bars unchanged.
@@ -54,6 +56,7 @@ class OutputStream:
     timed: bool = False
     live: bool = False
     has_ended: bool = False
+    has_nested_bars: bool = False
     held: bytearray = field(default_factory=bytearray)
     fed_at: float = 0.0
     progress: ProgressLines | None = None
@@ -312,9 +315,22 @@ class Screen:
         return min((bar.due_at() for bar in self._bars.values()), default=float("inf"))
 
     def _with_bars_as_lines(self, stream: OutputStream, data: bytes) -> bytes:
-        """Return ``data``, with progress bars as whole lines if the output is not a terminal."""
-        if self.is_terminal or stream.progress is None:
+        """Return ``data``, with progress bars as whole lines where they cannot be redrawn.
+
+        Bars cannot be redrawn in a file or pipe. On a terminal, nested bars cannot be redrawn,
+        because lines of other streams may be between them.
+        """
+        if stream.progress is None or (self.is_terminal and stream.live):
             return data
+        if self.is_terminal and not stream.has_nested_bars:
+            if UP not in data:
+                return data
+            stream.has_nested_bars = True
+            if self._open is stream:
+                self.interrupt()
+            data = bytes(stream.held) + data
+            stream.held.clear()
+            data = data.removeprefix(UP)  # the bar above is shown already
         data = stream.progress.feed(data, stream.fed_at)
         if stream.progress.is_redrawn:
             self._bars[stream] = stream.progress

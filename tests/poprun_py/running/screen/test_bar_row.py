@@ -129,7 +129,7 @@ def test_a_shorter_state_leaves_the_end_of_the_longer_one():
 
 
 @pytest.mark.parametrize(
-    "text", ["\rname \x1b[3D", "\r50%\x1b[A", "\r50%\b", "\r1%\t2", "\r\x1b[2;3H", "\r\x1b"]
+    "text", ["\rname \x1b[3D", "\r50%\x1b[2A", "\r50%\b", "\r1%\t2", "\r\x1b[2;3H", "\r\x1b"]
 )
 def test_other_codes_are_written_as_they_are(text):
     assert not stays_in_row(text.encode())
@@ -149,6 +149,28 @@ def test_the_cursor_stays_where_the_user_types():
     assert shown.stream.endswith("it/s]\r")
     shown.feed("\x1b[A")  # the cursor is at the end of the bar again, as the program wrote it
     assert shown.stream.endswith("it/s]\x1b[A")
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_nested_bars_do_not_overwrite_lines_of_others(is_first):
+    shown = Shown()
+    if not is_first:
+        shown.feed("\rfirst", shown.other)
+    # tqdm writes each of these pieces at once.
+    shown.feed("\router:   0%")
+    for percent in (33, 67, 100):
+        for piece in ("\n", "\rinner:   0%", "\x1b[A", "\n", "\r           \r", "\x1b[A"):
+            shown.feed(piece)
+        shown.feed(f"line {percent}\n", make_stream(2, "stdout"))
+        shown.feed(f"\router: {percent:3}%")
+    shown.feed("\nend\n")
+    for stream in (shown.bar, shown.other):
+        shown.screen.finish(stream)
+    assert "\x1b[A" not in shown.stream
+    lines = [line.partition(">:")[2] for line in shown.lines(wraps_anew=True)]
+    for line in ("line 33", "line 67", "line 100", "outer: 100%", "end"):
+        assert lines.count(line) == 1, lines
+    assert lines.count("inner:   0%") <= 2
 
 
 def test_a_shell_writes_behind_a_bar():
