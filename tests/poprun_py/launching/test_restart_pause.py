@@ -22,7 +22,9 @@ def test_a_job_without_time_after_the_pause_is_not_announced(monkeypatch, limit,
     clock = [100.0]
     monkeypatch.setattr(attempts.time, "monotonic", lambda: clock[0])
     plan = SimpleNamespace(config=LaunchConfig(program=("true",), timeout=limit))
-    recording = SimpleNamespace(begin=lambda *_: None, end=lambda _: None, run_id="r")
+    recording = SimpleNamespace(
+        begin=lambda *_: None, end=lambda _: None, run_id="r", prepare=None, prepare_page=None
+    )
     warned = []
     console = SimpleNamespace(log=None, warn=warned.append)
     running = attempts.Attempts(plan, recording, console)
