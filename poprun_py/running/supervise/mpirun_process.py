@@ -230,15 +230,16 @@ class Mpirun:
         if self._process.stdout is not None:
             self._process.stdout.close()
         limit = time.monotonic() + _KILL_SECONDS
-        while time.monotonic() < limit:
+        # Orphaned descendants become the launcher's children. Without children, the search through
+        # all processes of the machine is left out.
+        while process_info.has_children(os.getpid()) and time.monotonic() < limit:
             left = [pid for pid in process_info.descendants(os.getpid()) if self._is_ours(pid)]
             if not left:
                 break
             for pid in left:
                 process_control.signal_process(pid, signal.SIGKILL)
             for pid in left:
-                # waitpid accepts only children. Orphaned descendants become the launcher's
-                # children.
+                # waitpid accepts only children.
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
             time.sleep(0.005)

@@ -1,22 +1,27 @@
-"""Work that the launcher does while mpirun starts and while mpirun ends."""
+"""Work that the launcher does while mpirun starts and while mpirun ends, and does not do then."""
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from support.launcher.jobs import a_job
 from support.wrapper import START
 
+from poprun_py import process_info
 from poprun_py.running.supervise.supervisor import supervise
+
+# A wrapper without mpirun, which is enough for one instance.
+COMMAND = (sys.executable, "-I", "-S", str(START), "--", "true")
 
 
 @pytest.mark.timeout(60)
 def test_each_preparation_is_called_once_and_in_order():
     calls = []
     result = supervise(
-        a_job((sys.executable, "-I", "-S", str(START), "--", "true"), environ=dict(os.environ)),
+        a_job(COMMAND, environ=dict(os.environ)),
         log=lambda _: None,
         while_starting=lambda: calls.append("while starting"),
         on_started=lambda _: calls.append("started"),
@@ -24,3 +29,16 @@ def test_each_preparation_is_called_once_and_in_order():
     )
     assert result.exit_code == 0
     assert calls == ["while starting", "started", "while ending"]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.skipif(
+    not Path(f"/proc/self/task/{os.getpid()}/children").exists(),
+    reason="this kernel does not list the children of a process",
+)
+def test_the_end_of_a_job_reads_no_other_processes_of_the_machine(monkeypatch):
+    """On a login node with thousands of processes, that would take longer than the job's start."""
+    read = []
+    monkeypatch.setattr(process_info, "all_stats", lambda: read.append(1) or iter(()))
+    result = supervise(a_job(COMMAND, environ=dict(os.environ)), log=lambda _: None)
+    assert (result.exit_code, read) == (0, [])
