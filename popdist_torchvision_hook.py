@@ -3,10 +3,10 @@
 torchvision may be imported before and after the PopTorch API, also a CUDA build beside a CPU torch.
 ``popdist_py/poptorch/operators/torchvision_shim.py`` does the work, without the rest of the API.
 
-A program that ends because ``import poptorch`` finds nothing is told how to run with the emulation.
+If ``import poptorch`` ends a program because the package is missing, advice is printed.
 
-A .pth file imports this module whenever Python starts. The PopTorch API imports it too, for a
-checkout without such a file. To keep the start of Python fast, the hooks wait until a program
+A .pth file imports this module whenever Python starts. A checkout may have no .pth file, so the
+PopTorch API imports this module too. To keep the start of Python fast, the hooks wait until a program
 imports torchvision or a missing name.
 """
 

@@ -52,7 +52,7 @@ def load(name: str) -> None:
     """Replace the module ``name``, which is being imported, by the package in ``sdk_names``.
 
     Raises:
-        ModuleNotFoundError: The launcher's option --sdk-names is no.
+        ModuleNotFoundError: The launcher's option --sdk-names forbids the emulation.
     """
     from importlib import util
 
@@ -123,7 +123,7 @@ def remove(site: Path) -> list[str]:
 
 
 def _found_packages() -> dict[str, str]:
-    """Return the files of the library and the named packages that a new Python finds here."""
+    """Start a new Python, and return the files of the packages that this Python finds, by name."""
     import json
     import subprocess
 
@@ -177,7 +177,7 @@ def _digest(data: bytes) -> str:
 
 
 def _write(site: Path, files: Mapping[str, str]) -> None:
-    """Write all files, or after an error none."""
+    """Write all files. After an error, remove the files that were written before it."""
     written: list[Path] = []
     try:
         for name, text in files.items():

@@ -18,12 +18,12 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def find_page(folders: Iterable[Path]) -> Path | None:
-    """Return the manual page in the first folder that has it, or None."""
+    """Return the path of the manual page in the first folder with this page, or None."""
     return next((folder / _PAGE for folder in folders if (folder / _PAGE).is_file()), None)
 
 
 def page_folders() -> list[Path]:
-    """Return the folders that may contain the page: of the checkout, and of an installation."""
+    """Return the folders of manual pages in a checkout and in an installation."""
     installed = (sysconfig.get_path("data"), site.getuserbase())
     return [_ROOT / "docs" / "man", *(Path(each, "share", "man", "man1") for each in installed)]
 

@@ -214,8 +214,13 @@ FOREIGN_OPTIONS = (
         {SLURM: "-O --overcommit"},
     ),
     ForeignOption(
-        "leave it out: jobs do not share cores; `--wait-for-resources` waits for free ones",
-        {SLURM: "--exclusive --overlap --immediate"},
+        "give `--share-cores no`, or wait for free cores with `--wait-for-resources`",
+        {SLURM: "--exclusive"},
+    ),
+    ForeignOption(
+        "leave it out: a job starts at once, and shares cores if too few are free"
+        " (`--share-cores no` refuses)",
+        {SLURM: "--overlap --immediate"},
     ),
     ForeignOption(
         "give it to sbatch or salloc: poprun-py runs inside the allocation",

@@ -25,7 +25,7 @@ def checkout(tmp_path, monkeypatch):
     person = ("-c", "user.name=x", "-c", "user.email=x@example.org")
     for words in (("init", "-q"), ("add", "file"), (*person, "commit", "-qm", "one")):
         subprocess.run(["git", "-C", folder, *words], check=True, timeout=30)
-    # As in a hook of another repository: these variables must not count.
+    # Git sets this variable for hooks of another repository. The module must ignore it.
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
     monkeypatch.setattr(versions, "_ROOT", folder)
     return folder
@@ -40,7 +40,7 @@ def test_a_checkout_tells_its_commit_and_whether_it_has_changes(checkout):
     (checkout / "file").write_text("two\n")
     assert versions.version_text("text").endswith(f" (commit {commit}, with changes)")
     assert f"(commit {commit}, with changes)\npopdist-py " in versions.version_text("full-text")
-    # The records of runs have the version alone.
+    # The records of runs contain only the version.
     assert "commit" not in json.dumps(versions.versions(full=True))
 
 

@@ -60,7 +60,7 @@ def test_names_are_installed_and_removed(run, site):
     for mode in ("auto", "yes"):
         assert run("-m", "popdist_py", "--sdk-names", mode, "-c", LOOK) == ours
     assert "No module named 'popdist'" in run("-c", LOOK, code=1, POPDIST_SDK_NAMES="no")
-    # Each file is in the record, with which pip uninstall removes it.
+    # pip uninstall removes the files that are in the record.
     (record,) = site.glob("poprun_py_names-*.dist-info/RECORD")
     recorded = {row[0] for row in csv.reader(record.read_text().splitlines())}
     written = {path for path in files_in(site) - before if not path.endswith(".pyc")}
@@ -148,7 +148,7 @@ def test_a_program_without_the_names_is_told_how_to_run(run, site, tmp_path, req
     said = run(program, code=1)
     assert said.startswith("None\nModuleNotFoundError(\"No module named 'horovod'\")\nTraceback")
     assert said.endswith("ModuleNotFoundError: No module named 'missing'\n")
-    # A program's own hook shows the traceback, and a hook that is not needed is not there.
+    # A hook of the program still shows the traceback. Other programs keep Python's own hook.
     own = "import sys\nsys.excepthook = lambda *_: print('mine')\nimport popdist\n"
     program.write_text(own)
     assert run(program, code=1) == f"mine\n{ADVICE.replace('poptorch', 'popdist')}"

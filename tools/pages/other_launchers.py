@@ -21,9 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "other-launchers.md"
 TOP = """# From other launchers
 
-You know another launcher, and want the same job with `poprun-py`. The tables below list the options
-of other launchers, and what you do in place of each. These options are the same: `-n`, `-np`, `-H`
-and `--host`, `-m`, `--nproc-per-node`, `--max-restarts`, `--oversubscribe`, `--timeout`.
+You know another launcher, and want the same job with `poprun-py`. The tables below list options of
+other launchers, with advice for each option. These options have the same names here: `-n`, `-np`,
+`-H`, `--host`, `-m`, `--nproc-per-node`, `--max-restarts`, `--oversubscribe` and `--timeout`.
 
 An option of another launcher is refused, and nothing starts. The message names the launcher and
 says what to do. Hyphens and underscores are equal:
