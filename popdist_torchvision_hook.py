@@ -6,8 +6,8 @@ torchvision may be imported before and after the PopTorch API, also a CUDA build
 If ``import poptorch`` ends a program because the package is missing, advice is printed.
 
 A .pth file imports this module whenever Python starts. A checkout may have no .pth file, so the
-PopTorch API imports this module too. To keep the start of Python fast, the hooks wait until a program
-imports torchvision or a missing name.
+PopTorch API imports this module too. To keep the start of Python fast, the hooks wait until a
+program imports torchvision or a missing name.
 """
 
 import sys
