@@ -218,7 +218,7 @@ def test_public_names_are_frozen():
 )
 def test_shell_completion_knows_the_options(typed, options, monkeypatch, capsys):
     own = MachineJob(run_id="train-3", pid=7, user="ann", is_own=True, since=0.0)
-    jobs = [own, replace(own, run_id="hers", is_own=False), replace(own, run_id="lr")]
+    jobs = [own, replace(own, run_id="train-4", is_own=False), replace(own, run_id="lr")]
     monkeypatch.setattr("poprun_py.command.stop.jobs_of_machine", lambda: jobs)
     for name, value in (
         ("_POPRUN_PY_COMPLETE", "bash_complete"),
@@ -232,7 +232,7 @@ def test_shell_completion_knows_the_options(typed, options, monkeypatch, capsys)
     assert ended.value.code == 0
     completed = set(capsys.readouterr().out.split())
     assert {f"plain,{option}" for option in options} <= completed
-    assert not completed & {"plain,hers", "plain,lr"}
+    assert not completed & {"plain,train-4", "plain,lr"}
 
 
 def test_a_process_answers_the_shell():
