@@ -51,7 +51,7 @@ class _Hooks:
 
 
 def _make_loop() -> "Any":
-    """Return the library's view of this program's loop, or None if the library cannot be used."""
+    """Return the library's object for this program's loop, or None to observe nothing."""
     sys.path.append(_ROOT)  # ``sys.path`` may not contain the library
     try:
         from popdist_py.torch_loops import make_loop

@@ -56,7 +56,7 @@ class TrainingLoop:
         updates, begun = self._updates, 0
         while updates and begun != id(optimizer):  # the steps above this step have failed
             begun, own, began = updates.pop()
-        if begun:
+        if begun == id(optimizer):
             activities.count_own_as(activities.UPDATING, own)
             if self._timeline is not None and own >= 0:
                 self._timeline.add(_ROW, "update", began, time.monotonic_ns())
@@ -116,11 +116,14 @@ class TrainingLoop:
             self._since = time.monotonic_ns()
 
 
-def make_loop() -> TrainingLoop:
+def make_loop() -> TrainingLoop | None:
     """Return the loop of this program, whose loaders and backward passes are observed from now on.
 
-    The caller calls ``begin_update`` and ``end_update``.
+    The caller calls ``begin_update`` and ``end_update``. The result is None for a program with a
+    PopTorch model, whose training calls report everything.
     """
+    if heartbeat.has_model():
+        return None
     timeline = None
     if os.environ.get(environment.TIMELINE) or "popdist_py.timeline.spans" in sys.modules:
         from popdist_py.timeline import spans

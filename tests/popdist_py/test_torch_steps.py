@@ -63,6 +63,7 @@ def counted(*command, **variables):
     return progress[0], progress[3] == AUTOMATIC
 
 
+@pytest.mark.sweep
 def test_a_program_behind_a_shell_is_counted_without_a_call():
     """The library is not on the path of the program, and its only parent is a shell."""
     shell = 'python=$1; shift; "$python" "$@"; exit $?'

@@ -124,6 +124,13 @@ def test_a_poptorch_model_ends_counting_and_counts_its_calls(memory, loop):
     assert progress(memory) == [2, 0, 0, BETWEEN_CALLS]
 
 
+def test_a_program_with_a_poptorch_model_is_not_touched():
+    backward = torch.autograd.backward
+    heartbeat.expect()
+    assert training_loop.make_loop() is None
+    assert torch.autograd.backward is backward
+
+
 def test_counting_goes_on_from_the_step_of_a_checkpoint(memory, loop):
     optimizer = sgd()
     heartbeat.resume(20)
