@@ -1,6 +1,6 @@
 """The reasons why figures of a comparison cannot be trusted, from the conditions of its runs.
 
-A doubt does not tell that a figure is wrong. It tells what else may have caused the figure.
+A figure with a doubt may be right. A doubt names another possible cause of the figure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_NAMED: Final = 4
 
 
 class Cause(Enum):
-    """The causes of doubts, in the order in which they are shown.
+    """The causes of doubts. Tables show their lines in this order.
 
     A value contains the name of the cause in JSON, its sentence on the screen, and a hint. The runs
     follow the sentence, each with a detail.
@@ -47,7 +47,7 @@ class Cause(Enum):
         "an efficiency over 110 % is seldom real",
         "was the first run disturbed?",
     )
-    STEPS = ("few_steps", "too few steps were timed", "")
+    STEPS = ("few_steps", "too few steps were timed", "let the program make more steps")
     REPEATS = ("spread", "the repetitions differ much", "")
     DIFFERENCE = ("small_difference", "the variation is larger than the difference", "")
 
@@ -63,7 +63,7 @@ class Cause(Enum):
 
     @property
     def hint(self) -> str:
-        """What the user can do or ask; empty for most causes."""
+        """A hint for the user, such as an option; empty for most causes."""
         return self.value[2]
 
 

@@ -1,7 +1,6 @@
-"""The conditions under which the speed of a run was measured, from what the run has recorded.
+"""The conditions of a measured run, such as its threads and the load of other programs.
 
-No module of the launcher decides with these values. They tell how far the run's figures can be
-trusted.
+The module ``doubts`` decides from these values whether the figures of the run can be trusted.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ class Conditions:
         threads: The numbers of compute threads that instances had, in ascending order.
         num_cpus: The number of CPUs that the instances might use.
         cpus_of_others: The mean number of these CPUs that other programs used.
-        throttled: The largest fraction of the time in which a CPU limit stopped an instance.
+        throttled: The fraction of time for which a CPU limit stopped an instance; the largest of
+            all instances.
         shares_cores: Whether other jobs held some of the cores when the job began.
         instances_per_cpu: The largest number of instances on one CPU.
         num_steps: The least number of timed steady steps of an instance.

@@ -55,7 +55,7 @@ def training_began_at(run: RecordedRun) -> float | None:
 def parts_of_run(phases: Phases, queue_seconds: float = 0.0) -> dict[str, float]:
     """Return the seconds of each part of an instance's life, in order; the names are for users.
 
-    A program that has not counted its time has no parts but the queue and the launch.
+    If a program has not counted its time, the only parts are the queue and the launch.
     """
     imports = _IMPORTS if phases.has_joined else _IMPORTS_AND_MORE
     before = dict(phases.before_steps)

@@ -28,8 +28,8 @@ class Phases:
         launch: From the start of the job to the start of the program: mpirun and the wrappers.
         imports: From the start of the program until the program began to count its time, usually
             by its call of ``init()``; None if the program has not counted yet.
-        has_joined: Whether the program has called ``init()``. If not, ``imports`` contains other
-            preparation too.
+        has_joined: Whether the program has called ``init()``. Without the call, ``imports`` also
+            contains other preparation.
         program: From the start of the program until now.
         before_steps: The time of each activity from the begin of counting to the end of the first
             step. Keys are the names in ``ACTIVITIES``; activities without time are left out.

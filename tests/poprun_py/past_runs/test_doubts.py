@@ -56,7 +56,8 @@ def test_quiet_runs_have_no_doubts():
         ({"threads": (2,)}, 80.0, "threads",
          "* the instances have another number of threads: 2 instead of 1 (b); "
          "--cores-per-instance makes it equal"),
-        ({"num_steps": 4}, 80.0, "few_steps", "* too few steps were timed: 4 steps (b)"),
+        ({"num_steps": 4}, 80.0, "few_steps",
+         "* too few steps were timed: 4 steps (b); let the program make more steps"),
         ({"step_variation": 0.2}, 88.0, "small_difference",
          "* the variation is larger than the difference: 20% against 10% (b)"),
     ],
