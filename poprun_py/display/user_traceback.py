@@ -61,13 +61,14 @@ def traceback_lines(error: BaseException) -> list[str]:
     has_colour = str(getattr(shell, "colors", "nocolor")).lower() != "nocolor"
     shown = f"{_RED}{kind}{_PLAIN}" if has_colour else kind
     title = _HEADER.rstrip(":\n")
-    lines = ["-" * _WIDTH, f"{shown}{title:>{_WIDTH - len(kind)}}"]
+    room = max(_WIDTH - len(kind), len(title) + 1)
+    lines = ["-" * _WIDTH, f"{shown}{title:>{room}}"]
     lines += _shown_frames("".join(_calling_frames(error)), name).splitlines()
     own = "".join(traceback.format_exception_only(error)).splitlines()
     own[0] = own[0].removeprefix("poprun_py.errors.")
     if text := str(getattr(error.__cause__, "instance_text", "")):
         lines += _instance_lines(text, name)
-        # The text of the instance ends with the error, but has no notes of the calling program.
+        # The text of the instance ends with the error. Notes of the calling program are not in it.
         in_text = set(text.splitlines())
         own = [line for line in own if line not in in_text]
     return lines + own

@@ -16,7 +16,7 @@ _ERASE = r"\x1b\[[0-2]?K"
 _OTHER_CODES = re.compile(rb"[\x00-\x0c\x0e-\x1a\x1c-\x1f\x7f]|\x1b(?!\[[\d;]*m|\[[0-2]?K)")
 _TOKEN = re.compile(rf"({_COLOUR})|(.)", re.DOTALL)
 _ERASED = re.compile(_ERASE)
-# The meter of tqdm: the part between the bars of `` 45%|####      | 45/100``.
+# The meter of tqdm is the part between the vertical bars of `` 45%|####      | 45/100``.
 _METER = re.compile(r"(?<=%\|)[^|]+(?=\|)")
 # A text that shows progress, in contrast to the line that a user is typing.
 _PROGRESS = re.compile(rb"\d ?%|\d+/\d+|\dit/s|\ds/it")
@@ -50,7 +50,7 @@ def next_state(state: bytes, data: bytes) -> bytes:
 
 
 def last_states(lines: bytes, columns: int) -> bytes:
-    """Return whole lines, in which each progress bar has only its last state, in one row."""
+    """Return whole lines with only the last state of each progress bar, fitted into one row."""
     shown = []
     for line in lines.split(b"\n"):
         text = line.removesuffix(b"\r")

@@ -20,7 +20,7 @@ _TELL_SECONDS = 1.0
 # The beginning of a warning is held for so many seconds. Python writes a warning at once.
 _HELD_SECONDS = 0.1
 _MOST_HELD, _MOST_WARNINGS = 1 << 16, 256
-# The beginnings of a line of torch's C++ log: the level and the month, or the level alone.
+# A warning of torch's C++ log begins with the level and the month, or with the level alone.
 _TORCH_STARTS = (b"[W0", b"[W1", b"[W ")
 
 Show = Callable[[int, bytes], None]

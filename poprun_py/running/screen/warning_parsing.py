@@ -109,8 +109,8 @@ def _end_of_long_message(data: bytes, first: int) -> int | None:
     """Return the position after a message of several lines, whose second line is at ``first``.
 
     Python writes a warning at once. Therefore the lines up to the next warning or the end of
-    ``data`` belong to the message if they end with a source line. If not, some of them may be other
-    output, and the result is None.
+    ``data`` belong to the message if they end with a source line. Lines without a source line may
+    be other output, and the function returns None.
     """
     following = _CANDIDATE.search(data, first)
     end = len(data) if following is None else data.rfind(b"\n", 0, following.start()) + 1

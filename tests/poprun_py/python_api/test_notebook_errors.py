@@ -153,6 +153,11 @@ def test_outside_ipython_python_shows_the_whole_traceback():
     assert not hasattr(error, "_render_traceback_")
 
 
+def test_an_error_with_a_long_name_has_a_title():
+    kind = type("A" * 80, (Exception,), {})
+    assert user_traceback.traceback_lines(raised(kind("x")))[1] == f"{'A' * 80} {TITLE}"
+
+
 def test_an_error_with_a_rendering_can_be_pickled():
     error = raised(KeyError("x"), REMOTE)
     error._render_traceback_ = UserTraceback(error)
