@@ -44,6 +44,7 @@ from poprun_py.running.supervise.job_description import (
     place_of_run,
 )
 from poprun_py.running.supervise.launch_result import LaunchResult
+from poprun_py.running.supervise.running_job import Reports
 from poprun_py.running.supervise.signal_pipe import PARENT_ENDED
 from poprun_py.running.supervise.supervisor import supervise
 from poprun_py.terminal import Console, Log, command_name
@@ -110,14 +111,16 @@ class Attempts:
         _make_folder_of_results(planned, count)
         if count:
             rewind_stdin(self._stdin_position)
+
+        def on_started(reports: Reports) -> None:
+            check_binding(planned, reports, self.console.binding, self.console.warn)
+            self.record.prepare_page()
+
         result = supervise(
             job,
             log=self.console.log,
-            on_started=lambda reports: check_binding(
-                planned, reports, self.console.binding, self.console.warn
-            ),
+            on_started=on_started,
             while_starting=self.record.prepare,
-            while_ending=self.record.prepare_page,
             descriptors=self.descriptors,
         )
         self.record.end(result)

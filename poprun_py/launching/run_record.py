@@ -142,7 +142,7 @@ class RunRecord:
         )
 
     def prepare(self) -> None:
-        """Do slow preparations for the end of the record, while the launcher waits for wrappers.
+        """Do slow preparations for the end of the record, while mpirun starts the wrappers.
 
         ``finish`` and the page need no preparations, but without them they take longer.
         """
@@ -156,7 +156,7 @@ class RunRecord:
             import jinja2  # noqa: F401
 
     def prepare_page(self) -> None:
-        """Do further preparations for the page, while the launcher waits for the end of mpirun."""
+        """Do slow preparations for the page, while the programs start."""
         if self._folder is None:
             return
         with contextlib.suppress(Exception):

@@ -45,7 +45,6 @@ def supervise(
     log: Callable[[str], None],
     on_started: Callable[[Reports], None] | None = None,
     while_starting: Callable[[], None] = lambda: None,
-    while_ending: Callable[[], None] = lambda: None,
     descriptors: tuple[int, int] = (1, 2),
 ) -> LaunchResult:
     """Run ``job`` to its end and return its result; no process of the job is left running.
@@ -55,7 +54,6 @@ def supervise(
         log: Writes a line of the launcher's own log.
         on_started: Called once, when all programs run, with the reports of their wrappers.
         while_starting: Called once, while mpirun starts the wrappers.
-        while_ending: Called once, while mpirun ends, after all instances have reported their ends.
         descriptors: The file descriptors of the launcher's stdout and stderr.
 
     Raises:
@@ -69,7 +67,7 @@ def supervise(
             with contextlib.ExitStack() as resources:
                 selector, signals = _start(parts, resources)
                 while_starting()
-                return _run(parts, selector, signals, while_ending)
+                return _run(parts, selector, signals)
         except StartError as error:
             explain = job.hosts.explain_failed_start
             # If the launcher knows no reason, the other hosts may know why the job did not start.
@@ -125,15 +123,10 @@ def _start(
     return selector, signals
 
 
-def _run(
-    parts: RunningJob,
-    selector: selectors.BaseSelector,
-    signals: SignalPipe,
-    while_ending: Callable[[], None],
-) -> LaunchResult:
+def _run(parts: RunningJob, selector: selectors.BaseSelector, signals: SignalPipe) -> LaunchResult:
     """Handle the events of a job until the job has ended, and return the job's result."""
     output, control, mpirun = parts.output, parts.control, parts.mpirun
-    while not _is_over(parts, while_ending):
+    while not _is_over(parts):
         for key, events in selector.select(_wait_seconds(parts)):
             key.data(key.fileobj, events)
         if mpirun.has_just_ended():
@@ -178,7 +171,7 @@ def _wait_seconds(parts: RunningJob) -> float:
     return min(longest, max(0.0, seconds))
 
 
-def _is_over(parts: RunningJob, while_ending: Callable[[], None]) -> bool:
+def _is_over(parts: RunningJob) -> bool:
     """Tell whether all instances have reported their ends and mpirun has ended."""
     control, mpirun, is_any_running = parts.control, parts.mpirun, parts.is_any_running
     if control.is_complete and not is_any_running:
@@ -189,7 +182,6 @@ def _is_over(parts: RunningJob, while_ending: Callable[[], None]) -> bool:
             mpirun.expect_end(
                 _MPIRUN_SECONDS_AFTER_LOSS if is_host_lost else _MPIRUN_SECONDS, time.monotonic()
             )
-            while_ending()
         return mpirun.ended_at is not None
     return mpirun.ended_at is not None and (
         not is_any_running or time.monotonic() > mpirun.ended_at + _REPORT_SECONDS
