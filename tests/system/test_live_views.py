@@ -345,7 +345,11 @@ def test_a_bar_and_the_panel_fit_into_a_window_made_narrower(script, tmp_path, w
     with Typist(command, cwd=tmp_path, size=(ROWS, 100)) as user:
         user.wait_until(lambda: is_whole(100, 10))
         for columns in (60, 80, 50):
-            user.read()  # what is on its way belongs to the earlier size
+            # Output that is on its way belongs to the earlier size.
+            before = -1
+            while before < len(user.seen):
+                before = len(user.seen)
+                user.read()
             resizes.append((len(user.seen), columns))
             user.resize(ROWS, columns)
             user.wait_until(lambda size=columns: is_whole(size, 10))
