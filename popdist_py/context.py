@@ -24,7 +24,7 @@ from popdist_py.environment import (
     InstanceEnvironment,
     is_popdist_environment,
 )
-from popdist_py.errors import InstanceLostError, NotInitialisedError
+from popdist_py.errors import InstanceLostError, NotInitialisedError, require_package
 from popdist_py.run_files import place
 from popdist_py.timeline import spans
 
@@ -136,6 +136,7 @@ def _join(instance: InstanceEnvironment) -> Communicator:
         mpi4py.rc.finalize = False
     from popdist_py.collectives.between_hosts.mpi_start import start_mpi
 
+    require_package("numpy", "popdist_py.init()")
     start_mpi(instance.num_local_instances)
     from popdist_py.collectives.communicators.join import join_job
     from popdist_py.errors import WireError

@@ -18,11 +18,6 @@ Collective calls take and return NumPy arrays. This package does not import torc
 tensor, other packages pass a NumPy array that shares the tensor's memory.
 """
 
-from popdist_py.errors import require_package
-
-require_package("numpy", "popdist_py")
-
-# isort: split
 from popdist_py.collectives.interfaces import (
     AnyReduceOp,
     Communicator,

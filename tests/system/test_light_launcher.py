@@ -142,8 +142,9 @@ def test_the_server_of_a_pod_names_the_missing_packages(run):
             "pip install torch",
         ),
         (
-            "import popdist_py; popdist_py.init()",
-            "popdist_py needs the package numpy, which is not installed: pip install numpy",
+            "import popdist_py; popdist_py.init(); popdist_py.all_reduce(1)",
+            "a collective of popdist_py needs the package numpy, which is not installed: "
+            "pip install numpy",
         ),
     ],
 )
