@@ -33,6 +33,7 @@ from poprun_py.past_runs.measured_run import Measured, measure
 from poprun_py.past_runs.recorded_run import read_run
 from poprun_py.past_runs.run_files import DEFAULT_PARENT, RunFiles
 from poprun_py.planning.launch_plan import LaunchPlan
+from poprun_py.planning.user_program import short_name
 from poprun_py.running.supervise.launch_result import Cause, LaunchResult
 from poprun_py.terminal import (
     Console,
@@ -183,6 +184,12 @@ def _parse(words: Sequence[str]) -> _Arguments | None:
                 f"--metrics-to {each}: each run needs a file of its own; give --metrics-to "
                 f"{each.tool}, which writes into the folder of each run"
             )
+    for name in options_after_program(values["program"]):
+        program = short_name(values["program"])
+        print_warning(
+            f"{name} after {program} is an argument of {program}: write it before {program} for "
+            f"{command_name()}, or behind -- for {program} without this warning"
+        )
     values["program"] += tuple(words[ends + 1 :])
     if not values["program"]:
         raise UsageError("scale needs a PROGRAM, such as scale train.py --instances 1,2,4")
@@ -196,6 +203,16 @@ def _parse(words: Sequence[str]) -> _Arguments | None:
         output=given["output"],
         values=values,
     )
+
+
+def options_after_program(program: Sequence[str]) -> list[str]:
+    """Return the words of a program's command that ``scale`` accepts as options before the program.
+
+    Options of ``scale`` itself may stand after the program, so users may expect the same of others.
+    """
+    names = {option_name(field) for field in OPTIONS if field not in _ONE_RUN_ONLY}
+    given = (word.partition("=")[0] for word in program)
+    return [name for name in dict.fromkeys(given) if name in names]
 
 
 def _split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from support.processes import wait_until
 
 from poprun_py.command.cli import run
-from poprun_py.command.scale import _split_words, parse_counts, scaling_runs
+from poprun_py.command.scale import (
+    _split_words,
+    options_after_program,
+    parse_counts,
+    scaling_runs,
+)
 from poprun_py.errors import UsageError
 from poprun_py.past_runs.pages import run_page
 
@@ -47,6 +52,26 @@ def here(tmp_path, monkeypatch):
 )
 def test_options_of_scale_may_stand_anywhere(words, own, others):
     assert _split_words(words.split()) == (own.split(), others.split())
+
+
+@pytest.mark.parametrize(
+    ("program", "names"),
+    [
+        (("train.py", "--timeout=5", "--lr", "1", "--timeout", "6"), ["--timeout"]),
+        (("train.py", "--num-instances", "2", "--lr", "x", "-n", "2"), []),
+    ],
+)
+def test_options_after_the_program_that_scale_would_accept_before_it(program, names):
+    assert options_after_program(program) == names
+
+
+def test_an_option_after_the_program_causes_a_warning(here, capsys):
+    words = ["scale", "train.py", "--instances", "1,9999", "--num-replicas", "4"]
+    assert run(words) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "--num-replicas after train.py is an argument of train.py: write it before" in said
+    run([*words[:4], "--", *words[4:]])
+    assert "is an argument of" not in capsys.readouterr().err
 
 
 def test_help_shows_examples(golden, capsys, monkeypatch):
