@@ -212,8 +212,10 @@ def page(
     parts = [*opening, *(part for section in shown for part in section.parts)]
     rows = (part.charts if isinstance(part, ChartRow) else [part] for part in parts)
     figures = [each.figure for row in rows for each in row if isinstance(each, Chart)]
+    style = _file("style.css") + _file("page.css")
     if figures and not packed_plotly():
         opening = [*opening, Sentence(_WITHOUT_PLOTLY)]
+        style += _NO_CHARTS
         figures = []
     return _rendered(
         _PAGE_TEMPLATE,
@@ -223,7 +225,7 @@ def page(
         badge=badge,
         opening=opening,
         footer=footer,
-        style=_file("style.css") + _file("page.css") + ("" if figures else _NO_CHARTS),
+        style=style,
         charts=_chart_scripts(figures) if figures else None,
     )
 

@@ -133,9 +133,12 @@ def _answer_of_run(name: str, option: str) -> LauncherAnswer:
         raise StartError(
             f"{option}: {len(found)} jobs have this name; give the process id of a launcher: {pids}"
         )
-    if problem := next((each.problem for each in reversed(answers) if each.problem), ""):
+    # A process id names one launcher, so a launcher that does not answer is another one.
+    is_pid = name.isdigit()
+    problem = next((each.problem for each in reversed(answers) if each.problem), "")
+    if problem and not is_pid:
         raise StartError(f"{option}: no job that answers has this name; {problem}")
-    no_job = "no job of yours" if name.isdigit() else "no such job of yours runs on this host"
+    no_job = "no job of yours" if is_pid else "no such job of yours runs on this host"
     raise StartError(f"{option}: {no_job}; {_EXPECTED}; {_running_text(answers)}")
 
 

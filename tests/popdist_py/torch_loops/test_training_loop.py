@@ -31,15 +31,19 @@ def memory(monkeypatch):
     for name, value in memory.variables().items():
         monkeypatch.setenv(name, value)
     for module, names in (
-        (heartbeat, ("_words", "_is_explicit", "_has_model", "_num_automatic", "_first_ended")),
-        (heartbeat, ("_has_stepped",)),
-        (ledger, ("_words", "_owner", "_last_step", "_computed_by_own_code")),
+        (ledger, ("_owner", "_last_step", "_computed_by_own_code")),
         (torch.autograd, ("backward",)),
         (data.dataloader._BaseDataLoaderIter, ("__next__",)),
     ):
         for name in names:
             monkeypatch.setattr(module, name, getattr(module, name))
-    heartbeat._words = ledger._words = None
+    # Other tests of this process may have counted steps, or made PopTorch models.
+    for name in ("_is_explicit", "_has_model", "_has_stepped"):
+        monkeypatch.setattr(heartbeat, name, False)
+    monkeypatch.setattr(heartbeat, "_num_automatic", 0)
+    monkeypatch.setattr(heartbeat, "_first_ended", None)
+    monkeypatch.setattr(heartbeat, "_words", None)
+    monkeypatch.setattr(ledger, "_words", None)
     activities.begin()
     return memory
 
