@@ -80,6 +80,22 @@ def write_whole(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
+def holds_another_kind(path: Path, beginnings: tuple[bytes, ...]) -> bool:
+    """Return whether a file exists, is not empty, and begins with none of ``beginnings``.
+
+    Spaces and empty lines before the beginning are accepted. A file that cannot be read is not of
+    another kind: it cannot be written either, and the writer reports that error.
+    """
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            beginning = file.read(64).lstrip()
+    except OSError:
+        return False
+    return bool(beginning) and not beginning.startswith(beginnings)
+
+
 def open_private(path: Path, mode: Literal["wb", "ab"], *, buffering: int = -1) -> BinaryIO:
     """Open a file for writing or appending. If the file is new, only its owner can read it.
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import click
 
+from popdist_py.atomic_file import holds_another_kind
 from popdist_py.errors import counted
+from popdist_py.timeline.folder import TRACE_BEGINNINGS
 from popdist_py.timeline.merging import merge_files, recorded_instances
 
 
@@ -30,17 +32,25 @@ from popdist_py.timeline.merging import merge_files, recorded_instances
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("timeline.json.gz"),
     show_default=True,
-    help="Where the trace goes; compressed if its name ends with .gz.",
+    help="Where the trace goes; compressed if its name ends with .gz. An earlier trace is replaced,"
+    " a file of another kind is not.",
 )
 def main(folders: tuple[Path, ...], output: Path) -> None:
     """Merge the spans that the attempts of a job have left in runs/NAME/attempt-N/spans."""
+    if holds_another_kind(output, TRACE_BEGINNINGS):
+        raise click.UsageError(
+            f"--output {output}: the file exists and is not a timeline: name another file, or "
+            "remove it"
+        )
+    has_replaced = output.is_file()
     try:
         merged = merge_files(recorded_instances(folders), output)
     except OSError as error:
         sys.exit(f"{output}: {error.strerror}")
     for trouble in merged.troubles:
         click.echo(trouble, err=True)
-    click.echo(f"{merged.path}: {counted(merged.num_spans, 'span', ',')}")
+    replaced = " (replaced)" if has_replaced else ""
+    click.echo(f"{merged.path}{replaced}: {counted(merged.num_spans, 'span', ',')}")
 
 
 if __name__ == "__main__":

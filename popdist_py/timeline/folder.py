@@ -21,6 +21,8 @@ from popdist_py.timeline.clocks import LOCAL, ClockLine, ClockSample, clock_line
 
 SPANS_SUFFIX: Final = ".spans"
 TORCH_SUFFIX: Final = ".json"
+# The first bytes of a trace, compressed or not, which may be replaced by another trace.
+TRACE_BEGINNINGS: Final = (b"\x1f\x8b", b"{")
 _PROGRAM_FILE: Final = re.compile(r"instance-(\d+)\..*")
 
 

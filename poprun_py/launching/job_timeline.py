@@ -17,7 +17,7 @@ from popdist_py.errors import counted
 from poprun_py.errors import UsageError, start_errors
 from poprun_py.instance.job_folders import JobFolder
 from poprun_py.options.option_types import AUTO
-from poprun_py.options.written_files import TIMELINE_BEGINNINGS, require_same_kind
+from poprun_py.options.written_files import require_same_kind
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.running.supervise.job_description import FilePlace, place_of_spans
 from poprun_py.running.supervise.launcher_folder import make_launcher_folder
@@ -74,7 +74,9 @@ class JobTimeline:
                 f"{config.shown('timeline')}: expected the path of a file in a folder that is "
                 "there and can be written to"
             )
-        require_same_kind(self._path, config.named("timeline"), "timeline", TIMELINE_BEGINNINGS)
+        from popdist_py.timeline.folder import TRACE_BEGINNINGS
+
+        require_same_kind(self._path, config.named("timeline"), "timeline", TRACE_BEGINNINGS)
 
     def begin(self, planned: LaunchPlan, attempt_folder: str | None) -> FilePlace:
         """Make a folder for the spans of the next attempt, and return its place.

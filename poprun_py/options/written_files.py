@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from popdist_py.atomic_file import holds_another_kind
 from poprun_py.errors import UsageError
 
-# The first bytes of the files that may be replaced by a file of the same kind.
+# The first bytes of a page, which may be replaced by another page.
 PAGE_BEGINNINGS = (b"<!DOCTYPE html>",)
-TIMELINE_BEGINNINGS = (b"\x1f\x8b", b"{")
 
 
 def require_new(path: Path, shown: str, otherwise: str) -> None:
@@ -42,14 +42,7 @@ def require_same_kind(path: Path, option: str, kind: str, beginnings: tuple[byte
     Raises:
         UsageError: The file exists, is not empty, and begins with other bytes.
     """
-    try:
-        if not path.is_file():
-            return
-        with path.open("rb") as file:
-            beginning = file.read(64).lstrip()
-    except OSError:
-        return  # A file that cannot be read cannot be written either, and that error is reported.
-    if beginning and not beginning.startswith(beginnings):
+    if holds_another_kind(path, beginnings):
         raise UsageError(
             f"{option} {path}: the file exists and is not a {kind}: name another file, or remove it"
         )

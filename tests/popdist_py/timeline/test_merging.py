@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from support.damage import damaged
 from support.trace_tables import events, query
 
+from popdist_py.timeline.__main__ import main
 from popdist_py.timeline.clocks import ClockSample
 from popdist_py.timeline.folder import clock_path, instance_prefix, instances_in, save_clock
 from popdist_py.timeline.merging import merge_files, recorded_instances
@@ -225,6 +228,19 @@ def test_a_trace_that_cannot_be_written_leaves_the_old_one(folder, tmp_path):
     path = tmp_path / "there" / "timeline.json"
     with pytest.raises(FileNotFoundError):
         merge_files(recorded_instances([folder]), path)
+
+
+def test_the_command_replaces_a_trace_and_no_other_file(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(folder, 0, [("a", "program", 0, 1, -1)])
+    words = [str(folder), "-o", "trace.json"]
+    assert CliRunner().invoke(main, words).output == "trace.json: 1 span\n"
+    assert CliRunner().invoke(main, words).output == "trace.json (replaced): 1 span\n"
+    Path("trace.json").write_text("my notes\n")
+    refused = CliRunner().invoke(main, words)
+    assert refused.exit_code == 2
+    assert "--output trace.json: the file exists and is not a timeline: name" in refused.output
+    assert Path("trace.json").read_text() == "my notes\n"
 
 
 def test_other_files_of_the_folder_are_no_instances(folder):

@@ -7,12 +7,12 @@ import os
 
 import pytest
 
+from popdist_py.timeline.folder import TRACE_BEGINNINGS
 from poprun_py.command import compare, report
 from poprun_py.command.cli import run
 from poprun_py.errors import UsageError
 from poprun_py.options.written_files import (
     PAGE_BEGINNINGS,
-    TIMELINE_BEGINNINGS,
     require_new,
     require_same_kind,
 )
@@ -23,7 +23,7 @@ def test_a_new_file_and_a_device_may_be_written(tmp_path):
     os.mkfifo(pipe)
     for path in (tmp_path / "new", pipe):
         require_new(path, "--export-plan", "")
-        require_same_kind(path, "--timeline", "timeline", TIMELINE_BEGINNINGS)
+        require_same_kind(path, "--timeline", "timeline", TRACE_BEGINNINGS)
 
 
 def test_a_link_to_a_file_is_a_file(tmp_path):
@@ -47,7 +47,7 @@ def test_a_link_to_a_file_is_a_file(tmp_path):
 def test_a_page_or_a_timeline_replaces_its_own_kind(data, kinds, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(data)
-    for kind, beginnings in (("page", PAGE_BEGINNINGS), ("timeline", TIMELINE_BEGINNINGS)):
+    for kind, beginnings in (("page", PAGE_BEGINNINGS), ("timeline", TRACE_BEGINNINGS)):
         if kind in kinds.split():
             require_same_kind(path, "--output", kind, beginnings)
         else:
