@@ -11,7 +11,6 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from poprun_py.errors import UsageError, nearest
-from poprun_py.past_runs.run_files import DEFAULT_PARENT
 from poprun_py.terminal import command_name, exit_code_of, exit_with, prepare_streams, print_out
 from poprun_py.versions import version_text
 
@@ -27,13 +26,6 @@ FORMAT = click.Option(
     default="text",
     show_default=True,
     help="The form of the printed result.",
-)
-OUTPUT_DIR = click.Option(
-    ["--output-dir", "parent"],
-    metavar="DIR",
-    default=DEFAULT_PARENT,
-    show_default=True,
-    help="The folder of the runs that are given by name.",
 )
 
 

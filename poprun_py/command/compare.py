@@ -17,13 +17,13 @@ from typing import Any, Final
 import click
 
 from popdist_py.atomic_file import write_whole
-from poprun_py.command.click_commands import FORMAT, HELP, OUTPUT_DIR, parse_words
+from poprun_py.command.click_commands import FORMAT, HELP, parse_words
+from poprun_py.command.named_runs import OUTPUT_DIR, run_named
 from poprun_py.errors import UsageError
 from poprun_py.options.written_files import PAGE_BEGINNINGS, require_same_kind
 from poprun_py.past_runs.comparison import Comparison, compare, remarks_on, slow_instances
 from poprun_py.past_runs.measured_run import Target, measure, parse_target
 from poprun_py.past_runs.recorded_run import DAMAGE_ERRORS, RecordedRun, read_run
-from poprun_py.past_runs.run_files import find_run
 from poprun_py.terminal import can_print, command_name, print_error, print_out, wants_colour
 
 _PIPE_WIDTH = 200
@@ -102,18 +102,18 @@ def _show(comparison: Comparison, runs: Sequence[RecordedRun], values: dict[str,
         save_page(Path(values["output"]), comparison_page(comparison, runs))
 
 
-def _read(names: Sequence[str], parent: str) -> list[RecordedRun]:
+def _read(names: Sequence[str], parent: str | None) -> list[RecordedRun]:
     """Read the records of the runs with the given names."""
     if len(names) < 2:
         given = f"only {names[0]!r} was given" if names else "none was given"
         raise UsageError(
             f"compare needs at least two runs, but {given}: expected folders of runs, or their "
-            f"names in {parent} (--output-dir)"
+            f"names in {parent or 'the folder of runs'} (--output-dir)"
         )
     found: dict[Path, str] = {}
     runs = []
     for name in names:
-        files = find_run(name, parent)
+        files = run_named(name, parent)
         if files.folder in found:
             raise UsageError(f"{found[files.folder]} and {name} are the same run: give it once")
         found[files.folder] = name

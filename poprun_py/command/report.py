@@ -8,11 +8,11 @@ from typing import Final
 
 import click
 
-from poprun_py.command.click_commands import HELP, OUTPUT_DIR, parse_words
+from poprun_py.command.click_commands import HELP, parse_words
+from poprun_py.command.named_runs import OUTPUT_DIR, run_named
 from poprun_py.errors import UsageError
 from poprun_py.options.written_files import PAGE_BEGINNINGS, require_same_kind
 from poprun_py.past_runs.pages.run_page import page_text, write_page
-from poprun_py.past_runs.run_files import find_run
 from poprun_py.terminal import print_out, print_warning
 
 _STDOUT: Final = "-"
@@ -59,7 +59,7 @@ def main(words: Sequence[str]) -> int:
     if values is None:
         return 0
     output = values["output"]
-    files = find_run(values["run"], values["parent"])
+    files = run_named(values["run"], values["parent"])
     if output == _STDOUT:
         if values["is_opened"]:
             raise UsageError("--open needs a file: give --output a path, or omit --output")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import time
@@ -15,6 +14,7 @@ import click
 
 from popdist_py.errors import counted
 from poprun_py.command.click_commands import FORMAT, HELP, parse_words, usage_errors
+from poprun_py.command.named_runs import output_dir_option
 from poprun_py.display.formatting import bytes_text
 from poprun_py.errors import UsageError
 from poprun_py.past_runs.listing.run_filter import RunFilter, parse_age, parse_since
@@ -166,9 +166,7 @@ def runs_folder(given: str | None) -> Path:
                 f"{command_name()} report {given} shows one run"
             )
         return Path(given)
-    from poprun_py.options.gathered_options import gather_options
-
-    output_dir = gather_options({}, os.environ).config.output_dir
+    output_dir, _ = output_dir_option()
     if output_dir is not None:
         return Path(output_dir)
     usual = Path(DEFAULT_PARENT)

@@ -23,10 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from poprun_py.errors import UsageError
+from poprun_py.errors import UsageError, nearest
 
 _ATTEMPT: Final = re.compile(r"attempt-(\d+)")
 DEFAULT_PARENT: Final = "runs"
+# An error lists at most this many runs.
+_MOST_NAMES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,21 @@ class RunFiles:
         return dict(sorted((int(match[1]), path) for path, match in found if match))
 
 
-def find_run(named: str, parent: str = DEFAULT_PARENT) -> RunFiles:
+def run_in(folder: Path) -> RunFiles | None:
+    """Return the files of the run whose folder is ``folder``; None if it is not a run's folder."""
+    files = RunFiles(folder)
+    return RunFiles(folder.resolve()) if files.report.is_file() else None
+
+
+def find_run(
+    named: str, parent: str = DEFAULT_PARENT, parent_source: str = "--output-dir"
+) -> RunFiles:
     """Return the files of a run that is given by its name or folder.
 
     Args:
         named: The path of the run's folder, or the name of a folder in ``parent``.
-        parent: The folder that contains the folders of all runs (--output-dir).
+        parent: The folder that contains the folders of all runs.
+        parent_source: The name by which the user set or can set ``parent``, for errors.
 
     Raises:
         UsageError: The run does not exist.
@@ -71,11 +82,33 @@ def find_run(named: str, parent: str = DEFAULT_PARENT) -> RunFiles:
             f"the name of the run is empty: expected the folder of a run, or its name in {parent}"
         )
     for folder in (Path(named), Path(parent, named)):
-        if (folder / "report.json").is_file():
-            return RunFiles(folder.resolve())
+        if (run := run_in(folder)) is not None:
+            return run
     if Path(named).is_dir():
         raise UsageError(f"{named}: not the folder of a run: it has no report.json")
+    names = _names_in(Path(parent))
     raise UsageError(
-        f"{named}: there is no such run: expected the folder of a run, or its name in {parent} "
-        "(--output-dir)"
+        f"{named}: there is no such run{nearest(named, names)}: expected the folder of a run, or "
+        f"its name in {parent} ({parent_source}), which has {_names_text(names)}"
     )
+
+
+def _names_in(parent: Path) -> list[str]:
+    """Return the names of the runs in a folder, the newest first."""
+    try:
+        times = {
+            each.name: RunFiles(each).report.stat().st_mtime_ns
+            for each in parent.iterdir()
+            if not each.is_symlink() and RunFiles(each).report.is_file()
+        }
+    except OSError:
+        return []
+    return sorted(times, key=lambda name: (-times[name], name))
+
+
+def _names_text(names: list[str]) -> str:
+    if not names:
+        return "no runs"
+    if len(names) > _MOST_NAMES:
+        return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} older"
+    return ", ".join(names)

@@ -36,6 +36,21 @@ def test_runs_of_another_folder(runs, capsys, tmp_path, monkeypatch):
     assert "there is no such run" in capsys.readouterr().err
 
 
+def test_runs_are_found_by_name_where_the_launcher_keeps_them(runs, capsys, tmp_path, monkeypatch):
+    runs.rename(tmp_path / "results")
+    monkeypatch.setenv("POPRUN_OUTPUT_DIR", "results")
+    assert run(["compare", "one", "two"]) == 0
+    made_run(tmp_path, "one")  # a path goes first
+    assert run(["compare", "one", "results/one"]) == 0
+    capsys.readouterr()
+    assert run(["compare", "--output-dir", "runs", "one", "two"]) == 2
+    assert "two: there is no such run: expected the folder of a run, or its name in runs " in (
+        capsys.readouterr().err
+    )
+    monkeypatch.setenv("POPRUN_NUM_INSTANCES", "many")  # a path needs no options
+    assert run(["compare", "results/two", "results/one"]) == 0
+
+
 def test_a_slow_instance_and_a_copied_run_are_mentioned(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made_run(tmp_path / "runs", "one", instances=2)
@@ -88,7 +103,8 @@ def test_unreadable_lines_of_a_run_are_mentioned(runs, capsys):
     [
         ([], "compare needs at least two runs, but none was given"),
         (["one"], "compare needs at least two runs, but only 'one' was given"),
-        (["one", "three"], "three: there is no such run"),
+        (["one", "three"], "three: there is no such run: expected the"),
+        (["one", "tow"], "no such run; did you mean two?: "),
         (["one", "runs"], "runs: not the folder of a run: it has no report.json"),
         (["one", "runs/one"], "one and runs/one are the same run: give it once"),
         (["one", "two", "--traget", "x"], "unknown option --traget; did you mean --target?"),

@@ -48,6 +48,22 @@ def test_output_and_folder_of_runs(made, tmp_path, monkeypatch, capsys):
     assert not (made / "report.html").exists()
 
 
+def test_a_run_is_found_by_name_where_the_launcher_keeps_it(made, tmp_path, monkeypatch, capsys):
+    (tmp_path / "runs").rename(tmp_path / "results")
+    (tmp_path / "pyproject.toml").write_text('[tool.poprun-py]\noutput-dir = "results"\n')
+    assert run(["report", RUN_ID]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/results/{RUN_ID}/report.html\n"
+    monkeypatch.setenv("POPRUN_OUTPUT_DIR", "nowhere")
+    assert refused(capsys, "x").endswith("in nowhere (POPRUN_OUTPUT_DIR), which has no runs")
+    monkeypatch.delenv("POPRUN_OUTPUT_DIR")
+    for number in range(5):
+        make_run(tmp_path / "results" / f"old-{number}", attempts=1, instances=1, steps=1)
+        os.utime(tmp_path / "results" / f"old-{number}" / "report.json", (number, number))
+    assert refused(capsys, "x").endswith(
+        f", which has {RUN_ID}, old-4, old-3, old-2, old-1 and 1 older"
+    )
+
+
 def test_standard_output(made, capsys):
     assert run(["report", "--output", "-", "latest"]) == 0
     out, err = capsys.readouterr()
