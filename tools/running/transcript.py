@@ -5,6 +5,7 @@ What a page holds, beside text:
 - a console block: each ``$ command`` with the lines that it shows. ``# exit code N`` after a
   command expects N instead of 0. ``...`` in a line stands for anything, a line of ``...`` for any
   lines. Lines of one instance keep their order; which instance comes first is not compared.
+  A message of the launcher is one line, also where the terminal shows it in several rows.
 - ``<!-- file: NAME -->`` before a block: the block is that file, written where it stands.
 - ``<!-- keyboard: PROMPT | PROMPT -->`` before a console block: in a line that begins with one of
   these prompts the rest is typed when the prompt is shown. A line ``^C`` or ``^D`` is that key,
@@ -26,6 +27,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pexpect
+
+from poprun_py.display.terminal_rows import wrapped
 
 __all__ = ["Command", "File", "Terminal", "differences", "parse", "shown"]
 
@@ -49,6 +52,8 @@ _NUMBER = re.compile(r"(?: +-(?=\d)| *)\d+(?:[.,]\d+)*(?:e[+-]\d+)?")
 _REMARK = re.compile(r"poprun-py: instance \d+ on \S+ is slow: ")
 # What a comparison remarks then: a line below its table, and marks behind its figures.
 _DOUBT, _DOUBT_MARK = re.compile(r"\* \w"), re.compile(r"(?<=\d[x%])\*")
+_MESSAGE = re.compile(r"poprun-py(?:-pod)?: ")
+_NUM_COLUMNS = 120
 _KEYS = {"^C": "\x03", "^D": "\x04"}
 
 
@@ -129,7 +134,7 @@ def differences(command: Command, found: list[str]) -> list[str]:
     """Return what of the lines ``found`` is not as expected, in words; none is well."""
     if command.varies == "all":
         return []
-    expected, found = command.lines, _without_remarks(command.lines, found)
+    expected, found = command.lines, _without_remarks(command.lines, _whole_messages(found))
     if command.varies == "numbers":
         expected, found = (
             tuple(_NUMBER.sub(" #", x) for x in lines) for lines in (expected, found)
@@ -162,6 +167,30 @@ def _without_remarks(expected: Iterable[str], found: list[str]) -> list[str]:
     return found
 
 
+def _whole_messages(lines: list[str]) -> list[str]:
+    """Join the rows of each message that the launcher has wrapped for the terminal's width."""
+    whole, start = [], 0
+    while start < len(lines):
+        end = start + 1
+        if _MESSAGE.match(lines[start]):
+            while end < len(lines) and lines[end].startswith("  "):
+                end += 1
+            # The report of a failure has indented lines of its own, which stay lines.
+            while end > start + 1 and not _is_wrapped(lines[start:end]):
+                end -= 1
+        whole.append(_one_line(lines[start:end]))
+        start = end
+    return whole
+
+
+def _is_wrapped(rows: list[str]) -> bool:
+    return wrapped(_one_line(rows), _NUM_COLUMNS).split("\n") == rows
+
+
+def _one_line(rows: list[str]) -> str:
+    return " ".join([rows[0], *(row.removeprefix("  ") for row in rows[1:])])
+
+
 def _by_source(lines: Iterable[str]) -> defaultdict[str, list[str]]:
     """Sort lines by the tag of the instance that wrote them."""
     sources: defaultdict[str, list[str]] = defaultdict(list)
@@ -189,7 +218,7 @@ class Terminal:
             "bash",
             ["--norc", "--noprofile", "--noediting", "-i"],
             cwd=str(folder), timeout=seconds, encoding="utf-8", codec_errors="replace",
-            dimensions=(40, 120),
+            dimensions=(40, _NUM_COLUMNS),
             # A runner in the background of a script ignores Ctrl-C, and bash would pass that on.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             env={**environ, "PS1": f"{_MARK}$?{_MARK}", "PS2": "", "TERM": "xterm", "NO_COLOR": "1",

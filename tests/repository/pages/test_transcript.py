@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from poprun_py.display.terminal_rows import wrapped
 from tools.running.transcript import Command, File, Terminal, differences, parse, shown
 
 PAGE = """
@@ -119,6 +120,29 @@ def test_doubts_about_figures_of_a_busy_machine_are_no_difference():
     assert differences(Command("", 0, ("run  1.98x",)), marked) == []
     assert differences(Command("", 0, ("run  1.98x*", "* other programs ...")), marked) == []
     assert len(differences(Command("", 0, ("run  1.98x*", "* too few ...")), marked)) == 2
+
+
+def test_rows_of_a_wrapped_message_are_one_line():
+    message = f"poprun-py: error: no program {'x' * 60} in {'/y' * 20}: expected another name"
+    rows = wrapped(message, 120).split("\n")
+    assert len(rows) == 2
+    assert differences(Command("", 0, (message, "  end")), [*rows, "  end"]) == []
+    remark = f"poprun-py: instance 1 on {'x' * 60} is slow: 35 ms a step, and loads its data longer"
+    rows = wrapped(remark, 120).split("\n")
+    assert len(rows) == 2
+    assert differences(Command("", 0, ("a",)), ["a", *rows]) == []
+
+
+def test_message_of_a_long_row_stays_as_it_is():
+    message = "poprun-py: " + "a " * 90 + "end"
+    assert differences(Command("", 0, (message, "  b")), [message, "  b"]) == []
+
+
+def test_indented_lines_of_a_report_stay_lines():
+    report = ("poprun-py: instance 1 failed first: exit code 1", "  vm, PID 7, after step 25")
+    assert differences(Command("", 0, report), list(report)) == []
+    joined = (f"{report[0]} {report[1].strip()}",)
+    assert differences(Command("", 0, joined), list(report)) != []
 
 
 def test_output_may_be_this_machines():
