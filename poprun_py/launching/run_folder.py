@@ -195,6 +195,9 @@ class RunFolder:
     def note_resources(self, queue_seconds: float, *, shares_cores: bool) -> None:
         """Note how the launch got its cores and IPUs, for the report of its attempts.
 
+        A new run begins now: the time of ``queue_seconds`` is before ``began_at``, whether the
+        launch waited for cores or for IPUs.
+
         Args:
             queue_seconds: The seconds for which the launch waited for cores and IPUs of other jobs.
             shares_cores: Whether other jobs hold some of the cores.
@@ -202,6 +205,8 @@ class RunFolder:
         self._conditions = {"queue_seconds": round(queue_seconds, 3)} if queue_seconds else {}
         if shares_cores:
             self._conditions["shares_cores"] = True
+        if not self._attempts:
+            self._began_at = iso_time(time.time())
 
     def begin_attempt(self, planned: LaunchPlan, restart_count: int) -> str | None:
         """Make the folder of an attempt and return its path.

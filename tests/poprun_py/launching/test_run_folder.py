@@ -15,8 +15,10 @@ from support.launcher.plans import plan_with_folder
 
 from popdist_py.environment import InstanceEnvironment
 from poprun_py.errors import UsageError
+from poprun_py.launching import run_folder
 from poprun_py.launching.run_folder import RunFolder
 from poprun_py.launching.run_names import new_run_id
+from poprun_py.past_runs.recorded_run import seconds_since_epoch
 
 
 def opened(parent, name="run"):
@@ -151,6 +153,27 @@ def test_a_report_that_cannot_be_written_is_a_trouble(tmp_path):
     begin(folder)
     assert "has no report: Is a directory" in folder.trouble
     folder.close()
+
+
+def test_a_run_begins_after_its_wait_for_cores_and_ipus(tmp_path, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(run_folder.time, "time", lambda: now)
+    folder = opened(tmp_path)
+    now = 1060.0  # the job waits for IPUs
+    folder.note_resources(60.0, shares_cores=False)
+    now = 1061.0
+    begin(folder)
+    folder.close()
+    report = json.loads((folder.path / "report.json").read_text())
+    assert seconds_since_epoch(report["began_at"]) == 1060.0
+    # A later launch continues the run, and does not begin it again.
+    now = 2000.0
+    again = opened(tmp_path)
+    again.note_resources(0.0, shares_cores=False)
+    begin(again)
+    report = json.loads((folder.path / "report.json").read_text())
+    assert seconds_since_epoch(report["began_at"]) == 1060.0
+    again.close()
 
 
 def test_attempts_record_the_queue_and_the_machine_at_their_start(tmp_path):
