@@ -178,8 +178,19 @@ def can_rewrite_lines() -> bool:
 
 
 def rewrite_line(line: str) -> None:
-    """Replace the text in the terminal's current row; an empty ``line`` clears the row."""
-    _write_to_stderr(f"\r\x1b[K{line}")
+    """Replace the text in the terminal's current row; an empty ``line`` clears the row.
+
+    A line that is wider than the terminal is cut. The cursor stays at the beginning of the row: if
+    the terminal becomes narrower and wraps the row into several ones, the next call erases all of
+    them.
+    """
+    # A character in the last column would move the cursor to the next row of some terminals.
+    columns = (columns_of(sys.stderr) or shutil.get_terminal_size().columns) - 1
+    if not line.isascii() or len(line) > columns:
+        from poprun_py.display.terminal_rows import cut
+
+        line = cut(line, columns)
+    _write_to_stderr(f"\r\x1b[J{line}\r" if line else "\r\x1b[J")
 
 
 def _write_to_stderr(text: str) -> None:
@@ -235,9 +246,8 @@ class Console:
         ``reason`` is empty.
         """
         if can_rewrite_lines():
-            width = shutil.get_terminal_size().columns - 1
             text = f"{command_name()}: waiting {seconds:.0f} s {reason}"
-            rewrite_line(text[:width] if reason else "")
+            rewrite_line(text if reason else "")
         elif reason and reason != self._waiting_for:
             self.tell(f"waiting {reason}")
         self._waiting_for = reason

@@ -322,6 +322,11 @@ class _OncePerWarning(Console):
     def tell(self, sentence: str) -> None:
         self.log(sentence)
 
+    def _clear_row(self) -> None:
+        # The row shows which run is running.
+        if can_rewrite_lines():
+            rewrite_line("")
+
 
 class _MeasuredRuns:
     """Launches runs one after another, and keeps their measurements."""
@@ -343,7 +348,12 @@ class _MeasuredRuns:
         title = f"{place} {counted(planned.topology.num_instances, 'instance')}"
         if self._can_erase:
             rewrite_line(f"{title} ...")
-        result = self._launch(planned)
+        try:
+            result = self._launch(planned)
+        except BaseException:
+            if self._can_erase:
+                rewrite_line("")
+            raise
         measured = measure(read_run(RunFiles(self._folder / result.run_id)))
         is_limited = result.timed_out and measured.step_seconds is not None
         if result.exit_code and not is_limited:
@@ -380,7 +390,9 @@ class _MeasuredRuns:
             print_error(report.removesuffix("\n"))
 
     def _end_progress(self, line: str) -> None:
-        print_error(f"\r\x1b[K{line}" if self._can_erase else line)
+        if self._can_erase:
+            rewrite_line("")
+        print_error(line)
 
 
 def _speed_text(measured: Measured) -> str:

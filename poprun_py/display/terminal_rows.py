@@ -29,6 +29,16 @@ def num_columns(text: str) -> int:
     return sum(map(_columns_of, text))
 
 
+def cut(text: str, columns: int) -> str:
+    """Return the beginning of printable text that fits into ``columns`` columns."""
+    width = 0
+    for index, char in enumerate(text):
+        width += _columns_of(char)
+        if width > columns:
+            return text[:index]
+    return text
+
+
 def _columns_of(char: str) -> int:
     if unicodedata.combining(char) or unicodedata.category(char) in ("Mn", "Me", "Cf"):
         return 0

@@ -11,6 +11,7 @@ import sys
 import termios
 
 import pytest
+from support.terminals import screen_of
 
 from poprun_py import terminal
 from poprun_py.errors import UnwritableError
@@ -86,9 +87,31 @@ def test_on_a_terminal_waiting_is_one_line_that_is_cleared(capsys, monkeypatch):
         console.waiting(seconds, reason)
     written = capsys.readouterr().err
     assert "\n" not in written
-    assert [row.partition("waiting ")[2] for row in written.split("\r\x1b[K")[1:]] == [
-        "0 s for a", "1 s for a", ""
+    assert [row.partition("waiting ")[2] for row in written.split("\r\x1b[J")[1:]] == [
+        "0 s for a\r", "1 s for a\r", ""
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("wraps_anew", [True, False])
+def test_waiting_leaves_no_rows_when_the_terminal_is_resized(capsys, monkeypatch, wraps_anew):
+    monkeypatch.setattr(terminal, "can_rewrite_lines", lambda: True)
+    console = Console(is_verbose=False, prints_bindings=False)
+    written, resizes = "$ poprun-py\r\n", []
+    for columns in (60, 20, 9, 30, 80):
+        resizes.append((len(written), columns))
+        monkeypatch.setattr(terminal, "columns_of", lambda _, columns=columns: columns)
+        console.waiting(columns, "for IPUs: the run 訓練 has 16 of 16, of pod p16")
+        written += capsys.readouterr().err
+
+    def screen():
+        return screen_of(written, columns=60, rows=9, resizes=resizes, wraps_anew=wraps_anew)
+
+    command = ["$ poprun-py"] if wraps_anew else ["$ poprun-"]
+    text = "poprun-py: waiting 80 s for IPUs: the run 訓練 has 16 of 16, of pod p16"
+    assert screen() == [*command, text]
+    console.waiting(81, "")
+    written += capsys.readouterr().err
+    assert screen() == command
 
 
 def test_a_message_while_the_job_waits_replaces_the_row_on_the_terminal(capsys, monkeypatch):
@@ -97,7 +120,7 @@ def test_a_message_while_the_job_waits_replaces_the_row_on_the_terminal(capsys, 
     for show in (console.log, console.warn, console.tell, console.binding):
         console.waiting(1, "for a")
         show("a message")
-        assert re.search(r"for a\r\x1b\[K[^\r]*a message\n$", capsys.readouterr().err)
+        assert re.search(r"for a\r\r\x1b\[J[^\r]*a message\n$", capsys.readouterr().err)
     console.waiting(2, "")
     console.log("later")
     assert capsys.readouterr().err.count("\r") == 1

@@ -270,7 +270,7 @@ def test_a_terminal_has_one_line_for_whom_is_waited_and_ctrl_c_ends_it(jobs):
         assert user.ended() == 130
     assert jobs.tickets() == []
     # Each line took the place of the one before, and none was as wide as the terminal.
-    lines = user.seen.replace("^C", "").split("\r\x1b[K")[1:]
+    lines = user.seen.replace("^C", "").replace("\r\r", "\r").split("\r\x1b[J")[1:]
     assert len(lines) > 1
     assert "\n" not in "".join(lines[:-1])
     assert max(map(len, lines[:-1])) < 80
