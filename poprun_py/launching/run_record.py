@@ -232,27 +232,26 @@ class RunRecord:
     def _close_folder(self, folder: RunFolder) -> None:
         """Write the run's HTML page, and unlock the run's folder for other launchers."""
         if folder.has_begun:
-            files = RunFiles(folder.path.absolute())
-            self.report = self._write_page(files) or files.report
+            report = RunFiles(folder.path.absolute()).report
+            self.report = self._write_page(folder.path) or report
         folder.close()
         if folder.trouble:
             self._console.warn(folder.trouble)
 
-    def _write_page(self, files: RunFiles) -> Path | None:
+    def _write_page(self, folder: Path) -> Path | None:
         """Write the run's page and return its path; if that fails, warn and return None."""
+        command = f"{command_name()} report {shlex.quote(str(folder))}"
         try:
             from poprun_py.past_runs.pages.run_page import write_page
 
-            path = write_page(RunFiles(files.folder.resolve()))
+            path = write_page(RunFiles(folder.resolve()))
             self._console.log(f"the page of the run is {path}")
-            return files.page
+            return RunFiles(folder.absolute()).page
         except (OSError, KeyboardInterrupt) as error:
             reason = self._explain(error, "the page of the run")
-            command = f"{command_name()} report {shlex.quote(str(files.folder))}"
             self._console.warn(f"{reason}; {command} writes it")
         except ModuleNotFoundError as error:
             reason = missing_package_text(error.name or "") or str(error)
-            command = f"{command_name()} report {shlex.quote(str(files.folder))}"
             self._console.warn(f"the page of the run is not written: {reason}, then {command}")
         except Exception as error:  # reading a damaged file of the run can raise any exception
             self._console.warn(f"the page of the run cannot be written ({error})")

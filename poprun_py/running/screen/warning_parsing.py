@@ -23,8 +23,9 @@ _TORCH = re.compile(
 _TORCH_TIME = re.compile(r"\[W\d{4} [\d:.]+(?: +\d+)? ")
 # A quick search, whose matches are in the first lines of all warnings and in few other lines.
 _CANDIDATE = re.compile(rb"Warning: |\[W[\d ]")
-# Python writes the source line of a warning below the warning, with this indentation.
-_SOURCE_LINE = re.compile(rb"  [^\s]")
+# Python writes the source line of a warning below the warning, with this indentation. A progress
+# bar may have the same indentation, but contains carriage returns.
+_SOURCE_LINE = re.compile(rb"  [^\s][^\r\n]*(?:\n|\Z)")
 # Files whose source lines Python cannot show.
 _WITHOUT_SOURCE = re.compile(rb"<|sys:")
 _MOST_LINES = 32

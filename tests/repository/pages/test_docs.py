@@ -39,6 +39,7 @@ TRANSCRIPTS = [
         "report",
         "sdk-programs",
         "sweeps",
+        "three-users",
         "torch-backend",
     )
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import warnings
@@ -197,10 +198,21 @@ def test_warnings_of_this_python_are_found(shown):
     assert shown.events[-1] == ((1,), "the same 2 warnings as instance 0")
 
 
+def test_a_bar_below_a_warning_is_no_source_line(shown):
+    bar = b"  12%|#  |\rdone\n"
+    for _ in range(2):
+        shown.feed(0, b"x.py:1: UserWarning: x\n" + bar)
+    shown.end()
+    assert shown.of(0).count(bar) == 2
+
+
 LINES = [OWN, OWN, OLD, LONG, TORCH % (1, b"h"), b"line\n", b"part ", b"  12%|#  |\r", OWN[:30],
          OWN[30:], b"  indented\n", b"\n", b"x.py:1: UserWarning: x\n"]  # fmt: skip
-WHOLE = [OWN, OLD, LONG, TORCH % (1, b"h"), b"x.py:1: UserWarning: x\n  indented\n",
-         b"x.py:1: UserWarning: x\n"]  # fmt: skip
+# A word before the path may be the beginning of the path.
+HEADER = re.compile(
+    rb"(?:part )*(?:/a/b c/train|lib|p|x)\.py:\d+: [\w.]*Warning: [^\n]*\n|\[W[^\n]*\n"
+)
+MESSAGE = re.compile(rb"(?:(?!  \S)[^\n]*\n)*  \S[^\r\n]*\n")
 
 
 @given(
@@ -230,4 +242,17 @@ def is_rest(sent, found):
         return True
     if sent[:1] == found[:1] and sent and is_rest(sent[1:], found[1:]):
         return True
-    return any(sent.startswith(each) and is_rest(sent[len(each) :], found) for each in WHOLE)
+    return any(is_rest(sent[end:], found) for end in ends_of_warning(sent))
+
+
+def ends_of_warning(sent):
+    """Yield the possible ends of a warning at the beginning of ``sent``.
+
+    Lines below a warning belong to its message if an indented line, the source line, ends them.
+    """
+    header = HEADER.match(sent)
+    if header is not None:
+        yield header.end()
+        message = MESSAGE.match(sent, header.end())
+        if message is not None:
+            yield message.end()
