@@ -6,9 +6,9 @@ Versions are read from the metadata of the packages, without importing them. In 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import platform
 import sys
 from functools import cache
 from pathlib import Path
@@ -76,17 +76,47 @@ def versions(*, full: bool) -> dict[str, str]:
     """Return the version of poprun-py; with ``full``, also of Python and all dependencies."""
     found = {"poprun-py": _OURS}
     if full:
-        found |= {"popdist-py": _OURS, "python": platform.python_version()}
+        found |= {"popdist-py": _OURS, "python": sys.version.split()[0]}
         found |= {name: _installed(name) for name in _DEPENDENCIES}
     return found
 
 
 @cache
 def _installed(name: str) -> str:
-    # importlib.metadata imports the email package, which would delay a launch.
+    """Return the version of an installed package, or the text ``not installed``."""
+    folder = _metadata_folders().get(_normal(name))
+    if folder is not None and (version := _version_in(folder)):
+        return version
+    # Only importlib.metadata finds packages in eggs and zip files. It takes 20 ms (it imports the
+    # email package), where reading the folders and the versions of all packages takes 1.5 ms.
     from importlib import metadata
 
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return "not installed"
+
+
+@cache
+def _metadata_folders() -> dict[str, Path]:
+    """Return the .dist-info folder of each package on sys.path, by the package's normal name."""
+    found: dict[str, Path] = {}
+    for place in map(Path, sys.path):
+        with contextlib.suppress(OSError):
+            for folder in place.glob("*.dist-info"):
+                found.setdefault(_normal(folder.name.partition("-")[0]), folder)
+    return found
+
+
+def _normal(name: str) -> str:
+    return name.lower().replace("-", "_").replace(".", "_")
+
+
+def _version_in(folder: Path) -> str:
+    """Return the version in a .dist-info folder; empty if the folder cannot be read."""
+    with contextlib.suppress(OSError, ValueError), (folder / "METADATA").open("rb") as lines:
+        for line in lines:
+            field, _, value = line.decode("utf-8").partition(":")
+            if field == "Version":
+                return value.strip()
+    return ""

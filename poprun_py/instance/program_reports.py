@@ -6,7 +6,7 @@ import time
 from poprun_py.instance import control_protocol, program_environment
 from poprun_py.instance.progress_memory import ProgressMemory, unnamed_file
 from poprun_py.instance.quick_imports import loads
-from poprun_py.process_info import busy_seconds, memory_kills_and_limit
+from poprun_py.process_info import busy_seconds, memory_kills, memory_kills_and_limit
 
 TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class ProgramReports:
 
     def program_started(self) -> None:
         """Read the counters of the machine that later reports are compared with."""
-        self._oom_kills_before, _ = memory_kills_and_limit()
+        self._oom_kills_before = memory_kills()
         self._busy_before = busy_seconds()
         self._cpus = os.sched_getaffinity(0)  # the program has the binding of this process
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from poprun_py.process_info import (
+    memory_kills,
     memory_kills_and_limit,
     process_refusals_and_limit,
     throttled_seconds,
@@ -39,6 +40,7 @@ def test_memory_of_a_group_of_version_2(tmp_path):
         },
     )
     assert memory_kills_and_limit(root) == (2, 1000)
+    assert memory_kills(root) == 2
 
 
 def test_memory_of_a_group_of_version_1(tmp_path):
@@ -52,6 +54,7 @@ def test_memory_of_a_group_of_version_1(tmp_path):
         },
     )
     assert memory_kills_and_limit(root) == (1, 4096)
+    assert memory_kills(root) == 1
 
 
 @pytest.mark.parametrize(

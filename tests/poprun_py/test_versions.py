@@ -1,4 +1,4 @@
-"""The commit in ``--version``: of a checkout only, and only if git can read it."""
+"""The versions of packages, and the commit in ``--version``, if git can read it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,65 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 from support.repository import ROOT
 
 from poprun_py import versions
 
-pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
+
+@pytest.fixture
+def clear_caches():
+    """Let the module forget the versions that it has read, before and after a test."""
+    caches = (versions._installed, versions._metadata_folders)
+    for cached in caches:
+        cached.cache_clear()
+    yield
+    for cached in caches:
+        cached.cache_clear()
+
+
+@pytest.mark.usefixtures("clear_caches")
+def test_versions_agree_with_those_of_importlib():
+    found = versions.versions(full=True)
+    for name in ("click", "psutil", "prometheus-client"):
+        assert found[name] == metadata.version(name)
+    assert found["python"].startswith("{}.{}.{}".format(*sys.version_info))
+
+
+@pytest.mark.usefixtures("clear_caches")
+def test_packages_of_every_kind_have_versions(tmp_path, monkeypatch):
+    for place, version in (("first", "1.0"), ("second", "2.0")):
+        folder = tmp_path / place / f"My_package-{version}.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Name: my-package\nVersion: {version}\n\nVersion: 9\n")
+    (tmp_path / "first" / "empty-1.dist-info").mkdir()
+    egg = tmp_path / "second" / "old.egg-info"
+    egg.mkdir()
+    (egg / "PKG-INFO").write_text("Name: old\nVersion: 3.1\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / each) for each in ("none", "first", "second")])
+    # The first folder on sys.path counts.
+    assert versions._installed("my.package") == "1.0"
+    assert versions._installed("old") == "3.1"
+    assert versions._installed("missing") == "not installed"
+
+
+def test_reading_versions_imports_no_parser_of_emails():
+    code = (
+        "import sys; from poprun_py.versions import versions; versions(full=True); "
+        "print(*sys.modules)"
+    )
+    command = (sys.executable, "-c", code)
+    done = subprocess.run(command, check=True, timeout=30, capture_output=True, text=True)
+    assert not {"email", "importlib.metadata"} & set(done.stdout.split())
 
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     """Make a repository with one commit, which the module takes for its own."""
+    if not shutil.which("git"):
+        pytest.skip("git is not installed")
     folder = tmp_path / "checkout"
     folder.mkdir()
     (folder / "file").write_text("one\n")
