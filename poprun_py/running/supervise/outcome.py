@@ -50,6 +50,8 @@ _NO_PROCESS = os.strerror(errno.EAGAIN)
 _IMPROPER = re.compile(r"process rank (\d+) with PID \d+ on\s+node \S+\s+exiting\s+improperly")
 # Open MPI 5's message about a host whose MPI daemon, or the daemon's ssh process, was lost.
 _LOST_HOST = re.compile(r"^\s*Remote (?:host: +|daemon: \[\S*\] on node )(\S+)$", re.MULTILINE)
+# The last line of the traceback of a program that ended because another instance was lost.
+_LOST_ANOTHER = re.compile(r"^popdist_py\.errors\.InstanceLostError: .*\s*\Z", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +137,7 @@ def launch_result(end: Ending) -> LaunchResult:
     if stop is not None and stop.cause is Cause.REFUSED:
         raise StartError(stop.reason)
     results = tuple(_instance_result(end, index) for index in range(end.job.num_instances))
-    failures = sorted((r for r in results if r.failed), key=lambda r: r.ended_ns)
+    failures = sorted((r for r in results if r.failed), key=_order_of_failure)
     code, first = _exit_code(end, results, failures)
     result = LaunchResult(
         exit_code=code,
@@ -150,6 +152,15 @@ def launch_result(end: Ending) -> LaunchResult:
     if not advice and first is not None and not first.was_lost:
         advice = _explanation_of(end.mpirun_output)
     return result if stop is None else _with_stop(result, stop, advice)
+
+
+def _order_of_failure(result: InstanceResult) -> tuple[bool, int]:
+    """Return the sort key of an instance that failed.
+
+    A program leaves its group before its process ends. An instance that fails because of this can
+    end earlier, although it did not fail first.
+    """
+    return _LOST_ANOTHER.search(result.stderr_tail) is not None, result.ended_ns
 
 
 def _explanation_of(mpirun_output: str) -> str:

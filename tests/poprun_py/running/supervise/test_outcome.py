@@ -73,6 +73,19 @@ def test_the_first_failure_is_the_earliest_by_the_clock_of_this_host():
     assert result.may_restart
 
 
+def test_an_instance_that_lost_another_one_did_not_fail_first():
+    def lost(index, at, told="instance 1 has left the group\n"):
+        found = peer(index, 1, at=at)
+        found.tail += f"  at call\npopdist_py.errors.InstanceLostError: {told}".encode()
+        return found
+
+    result = judged(lost(0, at=10), peer(1, 9, at=50), lost(2, at=5))
+    assert (result.exit_code, result.first_failure.index) == (9, 1)
+    assert judged(lost(0, at=10), lost(1, at=5)).first_failure.index == 1
+    handled = lost(0, at=10, told="x\ncannot save\n")  # the error is not the last line
+    assert judged(handled, peer(1, 9, at=50)).first_failure.index == 0
+
+
 def test_stopped_instances_did_not_fail():
     result = judged(peer(0, -15, at=1, stopped=True), peer(1, 3, at=2))
     assert (result.exit_code, result.first_failure.index) == (3, 1)
