@@ -173,6 +173,12 @@ def _table(rows: tuple[tuple[str, str], ...]) -> str:
     return "".join(["\n| option | meaning |\n|---|---|\n", *lines])
 
 
+_FROM_PYTHON = """\
+The command reads all of these variables. Jobs of [Python](python.md#several-jobs-threads) read
+`POPRUN_POD`, `POPRUN_SHARE_CORES` and `POPRUN_WAIT_FOR_RESOURCES` only.
+"""
+
+
 def _variables() -> str:
     made = [ENVIRONMENT]
     for place, variables in VARIABLES.items():
@@ -182,7 +188,9 @@ def _variables() -> str:
         f"| `{name}` | [`{option_name(field)}`](options/{_file(OPTIONS[field].group)}) |\n"
         for name, field in sorted(OPTION_VARIABLES.items())
     )
-    made.append(f"\n## Options of the launcher\n\n| variable | option |\n|---|---|\n{rows}")
+    made.append(
+        f"\n## Options of the launcher\n\n{_FROM_PYTHON}\n| variable | option |\n|---|---|\n{rows}"
+    )
     return "".join(made)
 
 

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from support.repository import ROOT
 
 from poprun_py.errors import UsageError
+from poprun_py.launching.job_ipus import planned_partition
 from poprun_py.machines.host_list import LOCALHOST, parse_host_list
 from poprun_py.options.config_files import (
     checked_values,
@@ -26,6 +28,7 @@ from poprun_py.options.gathered_options import (
     POD_VARIABLES,
     from_environment,
     is_option_variable,
+    with_variables,
 )
 from poprun_py.options.launch_config import (
     LaunchConfig,
@@ -51,6 +54,32 @@ def config_from(data, source="configuration"):
 
 def dump_config(config, path):
     return config_text(config_to_dict(config), config.origins, path)
+
+
+# --- variables for jobs of Python ---------------------------------------------------------------
+
+
+def test_python_reads_only_variables_about_other_jobs(tmp_path):
+    environ = dict.fromkeys(OPTION_VARIABLES, "nonsense")
+    share, wait = environ.pop("POPRUN_SHARE_CORES"), environ.pop("POPRUN_WAIT_FOR_RESOURCES")
+    assert share == wait == environ.pop("POPRUN_POD")
+    config = LaunchConfig(num_instances=2)
+    assert with_variables(config, environ) is config
+    shared = with_variables(config, {**environ, "POPRUN_SHARE_CORES": "no"})
+    assert shared == replace(config, share_cores=False, origins=shared.origins)
+    assert shared.shown("share_cores") == "POPRUN_SHARE_CORES=no"
+    waits = with_variables(config, {**environ, "POPRUN_WAIT_FOR_RESOURCES": "5"})
+    assert waits.wait_for_resources == 5
+    # The launcher reads POPRUN_POD itself.
+    pods = {"POPRUN_POD": "lab", "POPRUN_PODS": str(tmp_path)}
+    assert "lab" in planned_partition(config, pods).reason
+
+
+@pytest.mark.parametrize("keyword", [{"share_cores": True}, {"wait_for_resources": 3}])
+def test_variables_do_not_change_keywords_of_python(keyword):
+    config = LaunchConfig(**keyword)
+    for environ in ({"POPRUN_SHARE_CORES": "no"}, {"POPRUN_WAIT_FOR_RESOURCES": "1"}):
+        assert with_variables(config, environ) is config
 
 
 # --- replicas follow the instances --------------------------------------------------------------
