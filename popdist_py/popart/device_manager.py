@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 # The number of emulated IPUs that each process has for itself if no pod is configured.
 _NUM_IPUS: Final = 64
+_WAY_OUT: Final = "detach() a device of this program, or wait for another program to end"
 
 
 class popart_exception(Exception):
@@ -210,7 +211,11 @@ class DeviceManager:
         count = len(self.enumerateDevices(numIpus=numIpus))
         raise popart_exception(
             f"Failed to acquire device with {numIpus} IPU(s): "
-            + (f"all {count} are held; gc-monitor shows by whom" if count else "there is none")
+            + (
+                f"all {count} are held; gc-monitor shows by whom: {_WAY_OUT}"
+                if count
+                else "there is none; gc-info -l lists the devices"
+            )
         )
 
     def tryAcquireDeviceById(
@@ -252,7 +257,8 @@ class DeviceManager:
         found = self.tryAcquireDeviceById(id, pattern, connectionType)
         if found is None:
             raise popart_exception(
-                f"Failed to acquire device with id {id}: it is held; gc-monitor shows by whom"
+                f"Failed to acquire device with id {id}: it is held; gc-monitor shows by whom: "
+                f"{_WAY_OUT}"
             )
         return found
 
