@@ -44,7 +44,9 @@ def test_always_attaches_at_once(pod, manager):
     ]
     assert held(pod) == [(0, 1), (2, 3)]
     assert manager.tryAcquireAvailableDevice(1) is None
-    with pytest.raises(popart.popart_exception, match=r"1 IPU\(s\): all 4 are held; .*: detach\(\) a"):
+    with pytest.raises(
+        popart.popart_exception, match=r"1 IPU\(s\): all 4 are held; .*: detach\(\) a"
+    ):
         manager.acquireAvailableDevice()
     with pytest.raises(popart.popart_exception, match=r"8 IPU\(s\): there is none"):
         manager.acquireAvailableDevice(8)
