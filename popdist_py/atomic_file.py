@@ -83,8 +83,8 @@ def write_whole(path: Path, text: str) -> None:
 def holds_another_kind(path: Path, beginnings: tuple[bytes, ...]) -> bool:
     """Return whether a file exists, is not empty, and begins with none of ``beginnings``.
 
-    Spaces and empty lines before the beginning are accepted. A file that cannot be read is not of
-    another kind: it cannot be written either, and the writer reports that error.
+    Spaces and empty lines before the beginning are ignored. For a file that cannot be read, the
+    result is False: the later attempt to write the file reports the error.
     """
     try:
         if not path.is_file():

@@ -144,7 +144,7 @@ SHARED_WEIGHTS = "POPDIST_SHARED_WEIGHTS"
 RESUME_EXIT_CODE = 75
 
 # The possible activities of an instance, as numbers in the heartbeat's shared memory. AUTOMATIC
-# stands for a program whose steps are counted automatically, and whose activity is not known.
+# means that the library counts the program's steps without calls, so the activity is not known.
 BETWEEN_CALLS, TRAINING, INFERENCE, COMPILING, AUTOMATIC = range(5)
 # The names of the collectives. In memory shared with its wrapper, an instance stores its current
 # collective as an index of COLLECTIVES. The index 0 means that no collective is running.

@@ -25,8 +25,8 @@ PROCESSES_ADVICE = (
     "instances"
 )
 
-# The packages of which an installation without training needs some (requirements-launcher.txt): the
-# name of each module, the part of the launcher that imports the module, and its packages for pip.
+# The packages that parts of the launcher need (requirements-launcher.txt): the name of each module,
+# the part of the launcher that imports the module, and the names of its packages for pip.
 _PARTS = {
     "click": ("the command line", "click"),
     "cloudpickle": ("a job that calls a Python function", "cloudpickle"),

@@ -247,8 +247,8 @@ def throttled_seconds(root: str = "/") -> float:
 def busy_seconds(path: str = "/proc/stat") -> dict[int, float]:
     """Return for each CPU of the machine how long any process or interrupt has used it.
 
-    The time that the hypervisor of a virtual machine took away counts, too. Without the file, the
-    result is empty.
+    In a virtual machine, the time that the hypervisor gave to other machines (steal) is included.
+    If the file cannot be read, the result is empty.
     """
     try:
         with open(path, "rb", buffering=0) as file:

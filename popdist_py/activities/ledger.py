@@ -346,8 +346,8 @@ def own_time() -> int:
 def count_own_as(activity: int, since: int) -> None:
     """Move the time of OTHER after an ``own_time`` of ``since`` to ``activity``.
 
-    A block that has ended can so be counted without its nested activities. Nothing is moved if
-    ``since`` is -1.
+    So a block that has ended is counted without its nested activities. If ``since`` is -1, the
+    function does nothing.
     """
     global _computed_by_own_code
     until = own_time()

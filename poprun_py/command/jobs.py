@@ -22,8 +22,8 @@ _DAY_SECONDS = 86_400
 _VERSION = 1  # of the JSON document
 _HELP: Final = """List the jobs that run on this machine, or wait for its cores.
 
-Jobs of all users are listed that hold cores or wait for them, and all jobs of yours. The state, the
-instances, the step and the speed are those of your own jobs; root sees them of all jobs.
+The list has the jobs of all users that hold cores or wait for them, and all of your own jobs. You
+see the state, the instances, the step and the speed of your own jobs; root sees those of all jobs.
 
 \b
 Examples:

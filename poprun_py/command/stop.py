@@ -17,7 +17,7 @@ from poprun_py.options.declared_options import OPTIONS
 from poprun_py.running.supervise.launcher_end import EndingLauncher, JobEnd
 from poprun_py.terminal import command_name, print_error, print_out
 
-# After this many seconds, a line tells what the command waits for.
+# After this many seconds without output, the command prints which job it is waiting for.
 _QUIET_SECONDS = 2.0
 _HELP: Final = """End running jobs, and wait until all of their processes have ended.
 
@@ -125,7 +125,7 @@ def stop_jobs(jobs: Sequence[MachineJob], timeout: float | None) -> None:
 def _has_ended(
     job: MachineJob, launcher: EndingLauncher, began: float, timeout: float | None
 ) -> bool:
-    """Wait for the end of a launcher; after some seconds, say so."""
+    """Wait for the end of a launcher; return whether it has ended within ``timeout`` seconds."""
     quiet = _QUIET_SECONDS if timeout is None else min(_QUIET_SECONDS, timeout)
     if launcher.wait(began + quiet - time.monotonic()):
         return True

@@ -18,8 +18,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
 
-# What ``load_prctl`` returned, empty before the first call: the wrapper and the program that it
-# forks need prctl once each.
+# The result of ``load_prctl``; empty before the first call. The wrapper and the program that it
+# forks call prctl once each.
 _loaded: "list[tuple[Callable[..., int], type, Callable[[Any], object]]]" = []
 
 

@@ -142,7 +142,7 @@ class ProgramReports:
             "memory_limit_bytes": limit_bytes,
             "oom_kills": oom_kills - self._oom_kills_before,
             "progress": memory.progress(),
-            # The last collective tells more than a step that the program did not report itself.
+            # If the program reports no steps itself, the last collective says more about a failure.
             "call": memory.last_collective() if is_without_calls else None,
             "polls": memory.polls(),
             "trained_alone": memory.trained_alone(),

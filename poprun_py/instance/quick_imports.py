@@ -65,7 +65,8 @@ def load_prctl() -> "tuple[Callable[..., int], type, Callable[[Any], object]]":
 
     Returns:
         The function ``prctl``, which takes an option and four further arguments; the type ``c_int``
-        for a number that prctl writes; and ``byref``, which makes an argument of such a number.
+        of a number that prctl writes; and the function ``byref``, which returns a reference to the
+        number as an argument for prctl.
     """
     try:
         return _quick_prctl()

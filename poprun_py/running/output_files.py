@@ -60,7 +60,7 @@ class Part(NamedTuple):
 
 
 def _line_end_bytes(part_bytes: int) -> int:
-    """Return the size from which a part ends with the next line."""
+    """Return the size in bytes above which a part ends at the next end of a line."""
     return part_bytes - part_bytes // _PARTS
 
 

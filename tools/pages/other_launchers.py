@@ -30,9 +30,11 @@ says what to do. Hyphens and underscores are equal:
 
 ```console
 $ poprun-py --num_processes 2 train.py  # exit code 2
-poprun-py: error: unknown option --num_processes, an option of accelerate launch: give ...
+poprun-py: error: unknown option --num_processes, an option of accelerate launch: give the number \
+of instances with --num-instances N
 $ poprun-py -n 2 --rdzv-id 1 train.py  # exit code 2
-poprun-py: error: unknown option --rdzv-id, an option of torchrun: leave it out: the launcher ...
+poprun-py: error: unknown option --rdzv-id, an option of torchrun: leave it out: the launcher \
+connects the instances, and sets MASTER_ADDR, MASTER_PORT and the ranks
 ```
 """
 # A command of each launcher, and the same job with poprun-py.

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 # After this many seconds, a warning that recurs is shown again.
 _SHOWN_AGAIN_SECONDS = 10.0
-# The line about left-out warnings is written so many seconds after the first of them.
+# The seconds between the first left-out warning and the line about left-out warnings.
 _TELL_SECONDS = 1.0
-# The beginning of a warning is held for so many seconds. Python writes a warning at once.
+# The most seconds for which an incomplete warning is held. Python writes a warning in one piece.
 _HELD_SECONDS = 0.1
 _MOST_HELD, _MOST_WARNINGS = 1 << 16, 256
 # A warning of torch's C++ log begins with the level and the month, or with the level alone.

@@ -31,10 +31,10 @@ _CREDENTIALS = struct.Struct("3i")  # the kernel's struct ucred: pid, uid, gid
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """The end of a job, as its launcher has told it.
+    """The end of a job, as reported by its launcher.
 
     Attributes:
-        exit_code: The exit code of the job; None if the launcher has not told it.
+        exit_code: The exit code of the job; None if the launcher has not reported one.
         reason: Why the job ended; empty without a reason.
     """
 
@@ -43,7 +43,7 @@ class JobEnd:
 
 
 class EndingLauncher:
-    """A launcher that is asked to end, and whose end is awaited.
+    """A launcher that this process asks to end, and for whose end it waits.
 
     Use the object as a context manager, which closes its descriptors.
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from repository.pages.test_pages import PAGES
 from support.repository import ROOT
 from system.test_main_job import MAIN_JOBS
 
@@ -17,33 +18,7 @@ DOCUMENTS = [
 ]
 DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
 # test_pages.py runs these, and compares what is shown.
-TRANSCRIPTS = [
-    ROOT / "docs" / f"{name}.md"
-    for name in (
-        "first-hour",
-        "functions",
-        "runs",
-        "observe",
-        "pipelining",
-        "monitoring",
-        "cnns",
-        "compare",
-        "data-loading",
-        "course",
-        "devices",
-        "hands-on",
-        "horovod",
-        "other-launchers",
-        "pods",
-        "python",
-        "report",
-        "sdk-programs",
-        "sweeps",
-        "three-users",
-        "torch-backend",
-    )
-]
-TRANSCRIPTS += (ROOT / "docs" / "examples").glob("*.md")
+TRANSCRIPTS = [ROOT / "docs" / param.values[0] for param in PAGES]
 _FENCE = re.compile(r"^```console\n(.*?)^```", re.M | re.S)
 _LINK = re.compile(r"\[[^\]]+\]\((?!https?:|mailto:|#)([^)#]+)")
 _TARGET = re.compile(r"^(?:\$ )?make ([a-z][a-z-]*)", re.M)
@@ -120,3 +95,19 @@ def test_make_alone_lists_the_targets():
     done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
     for target in ("demo", "test", "check"):
         assert f"make {target}" in done.stdout
+
+
+def test_page_of_versions_names_every_module_of_the_api():
+    pages = (ROOT / "docs" / "api").glob("*.rst")
+    modules = {
+        name
+        for page in pages
+        for name in re.findall(
+            r"^\.\. public-names:: (\S+)", page.read_text(encoding="utf-8"), re.M
+        )
+    }
+    assert "popdist_py.checkpoint" in modules
+    promised = re.findall(
+        r"`(pop\w+(?:\.\w+)*?)(?:\.__all__)?`", (ROOT / "docs/releasing.md").read_text()
+    )
+    assert modules <= set(promised)
