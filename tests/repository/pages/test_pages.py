@@ -43,6 +43,7 @@ PAGES = [
     pytest.param("functions.md", marks=pytest.mark.examples),
     pytest.param("sweeps.md", marks=pytest.mark.long),
     pytest.param("three-users.md", marks=pytest.mark.examples),
+    pytest.param("placement.md", marks=pytest.mark.examples),
 ]
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(900)]
