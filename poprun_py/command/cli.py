@@ -89,6 +89,8 @@ def _command(words: Sequence[str]) -> int:
 
 def _run(values: dict[str, Any]) -> int:
     topic = values.pop("help", None)
+    if topic in COMMANDS:
+        return _command([topic, "--help"])
     if topic is not None:
         from poprun_py.options.help_pages import MANUAL, help_text
 

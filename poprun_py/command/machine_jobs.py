@@ -7,6 +7,7 @@ launchers without a lease answer.
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -199,10 +200,11 @@ def find_job(word: str, jobs: Sequence[MachineJob]) -> MachineJob:
             "give the process id of a launcher"
         )
     if not found:
-        raise UsageError(f"{word}: {_no_job(word, jobs)}; {_known(jobs)}")
+        raise UsageError(f"{shlex.quote(word)}: {_no_job(word, jobs)}; {_known(jobs)}")
     job = found[0]
     if not job.is_own:
-        raise UsageError(f"{job.title} is a job of {job.user}: only {job.user} or root can stop it")
+        users = "root" if job.user == "root" else f"{job.user} or root"
+        raise UsageError(f"{job.title} is a job of {job.user}: only {users} can stop it")
     if job.state == ELSEWHERE:
         raise UsageError(f"{job.title} was launched on another host: stop it there")
     return job

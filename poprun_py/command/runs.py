@@ -19,7 +19,11 @@ from poprun_py.display.formatting import bytes_text
 from poprun_py.errors import UsageError
 from poprun_py.past_runs.listing.run_filter import RunFilter, parse_age, parse_since
 from poprun_py.past_runs.listing.run_state import RunState
-from poprun_py.past_runs.listing.run_summary import RunSummary, read_summaries
+from poprun_py.past_runs.listing.run_summary import (
+    RunSummary,
+    read_summaries,
+    unreadable_folders,
+)
 from poprun_py.past_runs.run_files import DEFAULT_PARENT
 from poprun_py.terminal import (
     can_print,
@@ -120,6 +124,9 @@ def main(words: Sequence[str]) -> int:
     # The folder of the option output_dir does not exist before the first run.
     is_new = values["parent"] is None and not parent.exists()
     runs = [] if is_new else wanted.select(read_summaries(parent))
+    unreadable = unreadable_folders(parent)
+    if unreadable:
+        print_warning(f"{_unreadable_text(unreadable)} in {_place(parent)}: Permission denied")
     if age is not None:
         return _remove(parent, runs, now - age, wanted, values)
     _list(parent, runs, now, wanted, values)
@@ -186,7 +193,10 @@ def _list(
         print_out(json.dumps(document, indent=2))
         return
     if not runs:
-        print_error(f"{command_name()}: {_none_text(parent, wanted)}")
+        if wanted.accepts_all and unreadable_folders(parent):
+            print_error(f"{command_name()}: no other runs in {_place(parent)}")
+        else:
+            print_error(f"{command_name()}: {_none_text(parent, wanted)}")
         return
     if limit is None and sys.stdout.isatty():
         limit = _TERMINAL_RUNS
@@ -195,6 +205,10 @@ def _list(
         flush_stdout()
         more = counted(len(runs) - limit, "older run")
         print_error(f"{command_name()}: {more}: --limit {len(runs)} shows all")
+
+
+def _unreadable_text(number: int) -> str:
+    return f"{counted(number, 'folder')} cannot be read"
 
 
 def _none_text(parent: Path, wanted: RunFilter) -> str:

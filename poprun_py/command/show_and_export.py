@@ -215,11 +215,18 @@ def check_exports(config: LaunchConfig) -> None:
     """Check the files of --export-config and --export-plan, before anything is written or started.
 
     Raises:
-        UsageError: A file exists and --overwrite-config is not given, or both options name one
-            file.
+        UsageError: A file exists and --overwrite-config is not given, both options name one file,
+            or the suffix of the file of --export-config is unknown.
     """
+    from poprun_py.options.config_files import SUFFIXES
     from poprun_py.options.written_files import require_new
 
+    path = config.export_config
+    if path not in (None, "-") and not path.endswith(SUFFIXES):
+        raise UsageError(
+            f"{config.shown('export_config')}: expected a file name that ends in "
+            f"{' or '.join(SUFFIXES)}, or - for standard output"
+        )
     names = [name for name in ("export_config", "export_plan") if getattr(config, name) is not None]
     for name in names:
         path = getattr(config, name)
@@ -253,11 +260,14 @@ def export_config(config: LaunchConfig) -> None:
 
 
 def _write_private(path: Path, text: str, option: str) -> None:
-    """Write a file that only its owner can read."""
-    from popdist_py.atomic_file import open_private
+    """Write a file that only its owner can read; after an error, the path is as it was before."""
+    from popdist_py.atomic_file import replaced_at_end
 
     try:
-        with open_private(path, "wb") as file:
-            file.write(text.encode())
+        if path.exists() and not path.is_file():
+            path.write_bytes(text.encode())  # a device or a pipe, which must not be replaced
+            return
+        with replaced_at_end(path.resolve(), private=True) as partial:
+            partial.write_bytes(text.encode())
     except OSError as error:
         raise UsageError(f"{option} {path}: {error.strerror}") from None

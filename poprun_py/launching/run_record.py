@@ -63,7 +63,7 @@ class RunRecord:
     Attributes:
         run_id: The name of the run.
         report: After the end, the path of the run's page, or of its report.json if the page could
-            not be written; None without --output-dir.
+            not be written; None if there is neither, and without --output-dir.
         was_interrupted: Whether Ctrl-C interrupted the writing of the timeline or the page.
 
     Raises:
@@ -232,8 +232,11 @@ class RunRecord:
     def _close_folder(self, folder: RunFolder) -> None:
         """Write the run's HTML page, and unlock the run's folder for other launchers."""
         if folder.has_begun:
+            self.report = self._write_page(folder.path)
             report = RunFiles(folder.path.absolute()).report
-            self.report = self._write_page(folder.path) or report
+            # On a full disk, report.json may be missing too.
+            if self.report is None and report.is_file():
+                self.report = report
         folder.close()
         if folder.trouble:
             self._console.warn(folder.trouble)

@@ -9,13 +9,14 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from poprun_py.display.formatting import read_json
 from poprun_py.errors import UsageError, nearest
 from poprun_py.options.declared_options import OPTIONS
 from poprun_py.options.option_origins import Origin, Source
 from poprun_py.options.option_types import option_name
+from poprun_py.options.run_labels import tag_texts
 
 _PROJECT_TABLE = "poprun-py"
 # Loading the TOML parser takes longer than all other work before a launch, so pyproject.toml is
@@ -23,6 +24,8 @@ _PROJECT_TABLE = "poprun-py"
 _NAMES_OUR_TABLE = re.compile(r"""poprun[-_]py["']?\s*[].=]""")
 # --export-config writes the sources of the values under this key, which --import-config ignores.
 _SOURCES = "sources"
+# The suffixes of the names of configuration files.
+SUFFIXES: Final = (".toml", ".json")
 
 
 def checked_values(data: Any, path: str, text: str = "") -> Source:
@@ -53,6 +56,8 @@ def checked_values(data: Any, path: str, text: str = "") -> Source:
         _require_known(key, place)
         if name in values:
             raise UsageError(f"{place}: {key!r} is given twice")
+        if name == "tag" and isinstance(value, dict):
+            value = tag_texts(value, f"{place}: {key}")  # noqa: PLW2901 (a table is a list of tags)
         if value is not None:
             values[name] = OPTIONS[name].check_or_read(f"{place}: {key}", value), in_file
     return values

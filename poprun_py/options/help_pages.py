@@ -103,7 +103,7 @@ COMMAND = click.Command(
         *(_click_option(field, opt) for field, opt in OPTIONS.items()),
         HelpOption(
             ["-h", "--help"], "Help", metavar="[TOPIC]",
-            help="Show the short help, or the help of a group, of an option, or of all options.",
+            help="Show the short help, or the help of a group, a command, an option, or all options.",
         ),
         HelpOption(
             ["--install-names"], "Environment", is_flag=True,
@@ -171,12 +171,14 @@ def _option(topic: str) -> HelpOption:
         from poprun_py.options.other_launchers import foreign_hint
 
         names = (name.removeprefix("--") for name in by_name)
-        topics = (*map(str.lower, GROUPS), *names, "all", MANUAL)
+        commands = [form.split()[0] for form in _COMMANDS]
+        topics = (*map(str.lower, GROUPS), *commands, *names, "all", MANUAL)
         hint = foreign_hint(topic) if topic.startswith("-") else ""
         if hint:
             raise UsageError(f"--help {topic!r}{hint}") from None
         raise UsageError(
-            f"--help {topic!r}: expected all, an option, or a group ({', '.join(GROUPS)})"
+            f"--help {topic!r}: expected all, an option, a command ({', '.join(commands)}), or a "
+            f"group ({', '.join(GROUPS)})"
             f"{nearest(topic.removeprefix('--'), topics)}"
         ) from None
 

@@ -18,6 +18,7 @@ _RESERVED: Final = (LATEST, "newest")
 _MOST_OF_NAME: Final = 120
 _TAG: Final = re.compile(r"([A-Za-z][A-Za-z0-9._-]{0,63})=(.{0,256})", re.DOTALL)
 _MOST_OF_NOTE: Final = 2_000
+_HUGE: Final = 1 << 1024
 
 
 def is_folder_name(name: str) -> bool:
@@ -79,6 +80,22 @@ def read_tags(texts: Iterable[str], option: str = "tag") -> dict[str, str]:
             )
         tags[key] = value
     return tags
+
+
+def tag_texts(tags: Mapping[str, object], option: str) -> list[str]:
+    """Return the tags in the table of a file as texts such as ``lr=0.1``.
+
+    Raises:
+        UsageError: A value is neither a text nor a number. The error message begins with
+            ``option``.
+    """
+    for key, value in tags.items():
+        # Python refuses to write integers of thousands of digits.
+        is_number = type(value) is float or (type(value) is int and abs(value) < _HUGE)
+        if not is_number and not isinstance(value, str):
+            given = f"of type {type(value).__name__}"
+            raise UsageError(f"{option}: {key} is {given}: expected a text or a number")
+    return [f"{key}={value}" for key, value in tags.items()]
 
 
 RUN_NAME: Final = OptionType(

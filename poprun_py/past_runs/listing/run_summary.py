@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from poprun_py.display.formatting import iso_time, printable
-from poprun_py.errors import UsageError
+from poprun_py.errors import UsageError, shortened
 from poprun_py.past_runs.listing.run_state import (
     RunState,
     ended_state,
@@ -142,7 +142,7 @@ def read_summary(folder: Path) -> RunSummary | None:
     except (OSError, *DAMAGE_ERRORS) as error:
         if not _has_attempts(files):
             return None
-        problem = f"report.json cannot be read ({getattr(error, 'strerror', None) or error!r:.80})"
+        problem = f"report.json cannot be read ({_reason(error)})"
         return RunSummary(
             name=folder.name,
             folder=folder,
@@ -150,6 +150,25 @@ def read_summary(folder: Path) -> RunSummary | None:
             began_at=_changed_at(folder),
             problem=problem,
         )
+
+
+def unreadable_folders(parent: Path) -> int:
+    """Return the number of folders in ``parent`` whose files this user may not read."""
+    try:
+        with os.scandir(parent) as entries:
+            folders = [each.path for each in entries if each.is_dir(follow_symlinks=False)]
+    except OSError:
+        return 0
+    return sum(not os.access(each, os.R_OK | os.X_OK) for each in folders)
+
+
+def _reason(error: Exception) -> str:
+    """Return why a report cannot be read, for people."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON: {error}"
+    return shortened(f"damaged: {error!r}")
 
 
 def _has_attempts(files: RunFiles) -> bool:

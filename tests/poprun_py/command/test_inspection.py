@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -15,7 +16,7 @@ import pytest
 from support.launcher.sysfs_trees import SNAPSHOTS
 from support.repository import ROOT
 
-from poprun_py.command.cli import main, run
+from poprun_py.command.cli import COMMANDS, main, run
 from poprun_py.command.machine_jobs import MachineJob
 
 JOB = ("--num-instances", "2", "--num-replicas", "4")
@@ -161,6 +162,43 @@ def test_export_plan_keeps_an_existing_file(capsys, tmp_path):
     assert run(["--overwrite-config", "yes", "--export-plan", str(path), "true"]) == 0
     assert json.loads(path.read_text())["num_instances"] == 1
     assert "no effect" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["job.toml", "plan.json"])
+def test_an_export_on_a_full_disk_leaves_the_path_as_it_was(name, capsys, tmp_path, monkeypatch):
+    def full(path, data):
+        with path.open("wb") as file:
+            file.write(data[:1])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / name
+    option = "--export-config" if name == "job.toml" else "--export-plan"
+    words = [option, str(path), "--overwrite-config", "yes", "true"]
+    with monkeypatch.context() as patched:
+        patched.setattr("pathlib.Path.write_bytes", full)
+        assert run(words) == 2
+        assert f"{option} {path}: No space left on device" in capsys.readouterr().err
+        assert list(tmp_path.iterdir()) == []
+        path.write_text("mine")
+        assert run(words) == 2
+        assert path.read_text() == "mine"
+    assert run(words) == 0
+    assert path.read_text() != "mine"
+
+
+def test_the_suffix_of_exported_options_is_checked_with_the_option(capsys, tmp_path):
+    assert run([*JOB, "--export-config", str(tmp_path / "job.yaml")]) == 2
+    err = capsys.readouterr().err
+    assert f"--export-config {tmp_path / 'job.yaml'}: expected a file name that ends in .toml" in err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_takes_a_command_as_its_topic(command, capsys):
+    assert run(["--help", command]) == 0
+    asked = capsys.readouterr().out
+    assert run([command, "--help"]) == 0
+    assert capsys.readouterr().out == asked
+    assert asked.startswith(f"Usage: poprun-py {command} ")
 
 
 def test_options_are_exported_to_standard_output(capsys, tmp_path):

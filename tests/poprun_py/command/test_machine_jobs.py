@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,7 @@ def test_a_job_is_found_by_name_folder_and_process(word):
         ("hers", f"hers (launcher {GONE + 4}) is a job of ann: only ann or root can stop it"),
         ("lr-4", "lr-4: no job of this name runs on this host; did you mean lr-3?; your jobs: "
                  f"lr-3 (launcher {GONE + 1}), twin (launcher {GONE + 2})"),
+        ("", "'': no job of this name runs on this host; your jobs:"),
         ("9" * 5000, "no job of this name runs on this host; your jobs:"),
     ],
 )  # fmt: skip
@@ -115,6 +117,11 @@ def test_a_word_that_names_no_single_job_is_refused(word, said):
     with pytest.raises(UsageError) as caught:
         find_job(word, JOBS)
     assert said in str(caught.value)
+
+
+def test_a_job_of_root_is_stopped_by_root_only():
+    with pytest.raises(UsageError, match="is a job of root: only root can stop it"):
+        find_job("system", [replace(JOBS[-1], run_id="system", user="root", is_own=False)])
 
 
 def test_a_process_of_a_job_is_told_from_its_launcher():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 
 import pytest
@@ -49,6 +51,29 @@ def test_the_newest_run_is_first(out, capsys):
     assert listed(capsys, "out", "--state", "failed", "--name", "n*")[0] == ["new"]
     assert listed(capsys, "out", "--tag", "lr=0.1")[0] == ["old"]
     assert listed(capsys, "out", "--since", "2020-01-01")[0] == ["new"]
+
+
+def test_folders_of_other_users_are_not_called_empty(out, capsys, monkeypatch):
+    (out / "hers").mkdir(mode=0o000)
+    # The superuser may read all folders.
+    monkeypatch.setattr(
+        "poprun_py.past_runs.listing.run_summary.os.access",
+        lambda path, _: os.stat(path).st_mode & 0o500 == 0o500,
+    )
+    warning = "poprun-py: warning: 1 folder cannot be read in out: Permission denied\n"
+    assert listed(capsys, "out") == (["new", "old"], warning)
+    for name in ("new", "old"):
+        shutil.rmtree(out / name)
+    assert listed(capsys, "out") == ([], f"{warning}poprun-py: no other runs in out\n")
+
+
+def test_a_damaged_report_is_explained_in_words(out, capsys):
+    (out / "new" / "attempt-1").mkdir(exist_ok=True)
+    (out / "new" / "report.json").write_text("{")
+    assert run(["runs", "out"]) == 0
+    note = capsys.readouterr().out.splitlines()[-1]
+    assert note.startswith("note: new: report.json cannot be read (not JSON: Expecting property")
+    assert note.endswith("char 1))")
 
 
 def test_json_for_programs(out, capsys):

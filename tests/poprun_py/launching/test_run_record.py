@@ -165,6 +165,14 @@ def test_on_a_full_disk_the_report_still_tells_the_end(tmp_path, monkeypatch):
     read_run(RunFiles(files.parent))
 
 
+def test_a_report_that_is_not_there_is_not_named(tmp_path):
+    plan = plan_with_folder(tmp_path, {"POPRUN_RUN_ID": "mine"})
+    with RunRecord(plan, KeptConsole()) as record:
+        record.begin(plan, 0)
+        shutil.rmtree(tmp_path / "mine")
+    assert record.report is None
+
+
 def test_an_attempt_that_runs_and_one_that_never_started(tmp_path):
     config = LaunchConfig(num_instances=2, program=("x",), output_dir=str(tmp_path))
     plan = plan_blindly(config, hosts=parse_host_list("a,b", source="test"))

@@ -311,7 +311,7 @@ def test_the_help_of_one_option_names_its_variable(topic):
     ("topic", "said"),
     [
         ("placment", "did you mean placement?"),
-        ("train.py", "expected all, an option, or a group (Job, Hosts,"),
+        ("train.py", "expected all, an option, a command (jobs, stop, runs,"),
         ("--timeot", "did you mean timeout?"),
         ("num", "expected all"),
     ],

@@ -34,12 +34,21 @@ def config_from(data):
         ({"num_replicas": 2, "num-replicas": 2}, "given twice"),
         ([], "expected a table"),
         ({"mpi-global-args": "x"}, "expected a list"),
+        ({"tag": {"lr": [1]}}, "configuration: tag: lr is of type list: expected a text or a num"),
+        ({"tag": {"amp": True}}, "tag: amp is of type bool"),
+        ({"tag": {"n": 1 << 20_000}}, "tag: n is of type int"),
+        ({"tag": {"a b": "c"}}, "tag 'a b=c': expected KEY=VALUE"),
     ],
 )
 def test_bad_configuration_files(data, part):
     with pytest.raises(UsageError, match=None) as caught:
         config_from(data)
     assert part in str(caught.value)
+
+
+def test_tags_may_be_a_table_in_a_file():
+    source = parse_config("tag = {lr = 0.1, model = 'tiny', n = 3}", "job.toml")
+    assert merged_config(source).tag == ("lr=0.1", "model=tiny", "n=3")
 
 
 def test_yes_and_no_may_be_written_in_a_file_as_on_the_command_line():
