@@ -189,7 +189,9 @@ def test_an_export_on_a_full_disk_leaves_the_path_as_it_was(name, capsys, tmp_pa
 def test_the_suffix_of_exported_options_is_checked_with_the_option(capsys, tmp_path):
     assert run([*JOB, "--export-config", str(tmp_path / "job.yaml")]) == 2
     err = capsys.readouterr().err
-    assert f"--export-config {tmp_path / 'job.yaml'}: expected a file name that ends in .toml" in err
+    assert (
+        f"--export-config {tmp_path / 'job.yaml'}: expected a file name that ends in .toml" in err
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
