@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 # A width in characters that is wider than any table, so that rich breaks no cell.
 _ANY_WIDTH = 1 << 20
+# The cells of values that are not known.
+_NO_VALUE = ("", "-")
 _COLOUR_CODES = {"red": 31, "green": 32, "yellow": 33, "cyan": 36}
 
 
@@ -22,8 +24,8 @@ class Column:
     Attributes:
         title: The heading of the column.
         cells: The text of the column's cell in each row.
-        drop_order: On a narrow terminal the column with the lowest number is dropped first; a
-            column with 0 is never dropped.
+        drop_order: On a narrow terminal the column with the lowest number is dropped first, but
+            columns without any value before all others; a column with 0 is never dropped.
         is_text: Whether the cells contain text, which is aligned left; numbers are aligned right.
         breaks: Whether the text of a cell may continue on the next line.
         style: The colour of the cells, by rich's name.
@@ -76,11 +78,16 @@ def fitted_table(
 
 def _fitting(columns: Sequence[Column], width: int) -> list[Column]:
     shown = list(columns)
-    for each in sorted((c for c in columns if c.drop_order), key=lambda c: c.drop_order):
+    droppable = [each for each in columns if each.drop_order]
+    for each in sorted(droppable, key=lambda c: (_has_values(c), c.drop_order)):
         if sum(_width(c) + 2 for c in shown) - 2 <= width:
             break
         shown.remove(each)
     return shown
+
+
+def _has_values(column: Column) -> bool:
+    return any(cell not in _NO_VALUE for cell in column.cells)
 
 
 def _width(column: Column) -> int:

@@ -57,7 +57,7 @@ def checked_values(data: Any, path: str, text: str = "") -> Source:
         if name in values:
             raise UsageError(f"{place}: {key!r} is given twice")
         if name == "tag" and isinstance(value, dict):
-            value = tag_texts(value, f"{place}: {key}")  # noqa: PLW2901 (a table is a list of tags)
+            value = tag_texts(value, f"{place}: {key}")
         if value is not None:
             values[name] = OPTIONS[name].check_or_read(f"{place}: {key}", value), in_file
     return values

@@ -103,7 +103,8 @@ COMMAND = click.Command(
         *(_click_option(field, opt) for field, opt in OPTIONS.items()),
         HelpOption(
             ["-h", "--help"], "Help", metavar="[TOPIC]",
-            help="Show the short help, or the help of a group, a command, an option, or all options.",
+            help="Show the short help, or the help of a group, of a command, of an option, or of"
+            " all options.",
         ),
         HelpOption(
             ["--install-names"], "Environment", is_flag=True,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 from support.launcher.listed_runs import write_run
@@ -58,7 +58,7 @@ def test_folders_of_other_users_are_not_called_empty(out, capsys, monkeypatch):
     # The superuser may read all folders.
     monkeypatch.setattr(
         "poprun_py.past_runs.listing.run_summary.os.access",
-        lambda path, _: os.stat(path).st_mode & 0o500 == 0o500,
+        lambda path, _: Path(path).stat().st_mode & 0o500 == 0o500,
     )
     warning = "poprun-py: warning: 1 folder cannot be read in out: Permission denied\n"
     assert listed(capsys, "out") == (["new", "old"], warning)

@@ -11,7 +11,13 @@ from poprun_py.display.formatting import (
     numbered,
     printable,
 )
-from poprun_py.display.tables import Column, aligned_rows, fitted_table, rich_lines
+from poprun_py.display.tables import (
+    Column,
+    aligned_rows,
+    fitted_table,
+    long_table_lines,
+    rich_lines,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,3 +68,20 @@ def test_a_narrow_table_drops_columns_in_their_order():
         for width in (14, 13, 8)
     }
     assert titles == {14: ["run", "x", "y"], 13: ["run", "x"], 8: ["run"]}
+
+
+def test_a_narrow_table_drops_columns_without_values_first():
+    columns = [
+        Column("name", ("a", "b")),
+        Column("state", ("running", "lost"), drop_order=1),
+        Column("loss", ("-", "-"), drop_order=2),
+        Column("step", ("", ""), drop_order=3),
+    ]
+
+    def titles(width):
+        return long_table_lines(columns, width=width, row_styles=[None, None])[0].split()
+
+    assert titles(40) == ["name", "state", "loss", "step"]
+    assert titles(19) == ["name", "state", "step"]
+    assert titles(14) == ["name", "state"]
+    assert titles(8) == ["name"]
