@@ -25,6 +25,7 @@ from poprun_py.errors import LaunchError, StartError, UsageError
 from poprun_py.instance.job_folders import JobFolder
 from poprun_py.options.option_types import plain
 from poprun_py.python_api.launcher_child import LauncherChild
+from poprun_py.python_api.shown_output import MOST_READ_BYTES
 from poprun_py.python_api.status import JobState, JobStatus
 from poprun_py.running.output_files import output_parts, output_path
 from poprun_py.running.supervise.launch_result import LaunchResult
@@ -38,8 +39,6 @@ StreamName = Literal["stdout", "stderr"]
 # The file in a job's folder with the output of all instances, as ``poprun-py`` shows it.
 SHOWN = "shown"
 _STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
-# To limit memory, at most this number of bytes is read from one output file.
-_MOST_BYTES = 8 << 20
 
 
 class JobHandle(Generic[T]):
@@ -362,7 +361,7 @@ def _read_end(parts: Sequence[Path]) -> str:
     """
     data, is_whole = b"", True
     for path in reversed(parts):
-        space = _MOST_BYTES - len(data)
+        space = MOST_READ_BYTES - len(data)
         try:
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size

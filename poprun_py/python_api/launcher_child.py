@@ -22,6 +22,7 @@ from typing import IO
 
 from poprun_py.errors import JobFailedError, LaunchError, StartError, start_errors
 from poprun_py.python_api.messages import Attempt, Channel, JobRequest
+from poprun_py.python_api.shown_output import ShownOutput
 from poprun_py.running.supervise.launch_result import Cause, LaunchResult, describe
 from poprun_py.running.supervise.launcher_folder import remove_launcher_folders
 from poprun_py.running.supervise.signal_pipe import ENDING, ONCE
@@ -30,6 +31,8 @@ from poprun_py.running.supervise.signal_pipe import ENDING, ONCE
 # file to append to, or None to inherit the stream of this process.
 Stream = int | Path | None
 _CHUNK_BYTES = 1 << 16
+# The seconds between two looks at the size of the file with the shown output.
+_PAUSE_SECONDS = 1.0
 _PROGRAM = str(Path(__file__).with_name("launcher_process.py"))
 
 
@@ -42,7 +45,8 @@ class LauncherChild:
         streams: The standard input, output and error of the process. The output of a stream that
             is a pipe is written to ``sys.stdout`` or ``sys.stderr``.
         is_in_front: Whether the process gets the signals of this terminal's keys, such as Ctrl-C.
-        output_file: A file that also gets the output that the process writes to pipes.
+        output_file: The file with the shown output of a job in the background. Output that the
+            process writes to pipes is copied to this file.
         listeners: The functions that take log lines, warnings and bindings, keyed by the kind of
             message.
 
@@ -76,6 +80,7 @@ class LauncherChild:
         self._listeners = listeners
         self._reported: LaunchResult | LaunchError | None = None
         self._copiers: list[OutputCopier] = []
+        self._shown = None if output_file is None else ShownOutput(output_file)
         with start_errors("the launcher's process cannot be started"):
             self._channel, theirs = Channel.pair()
         self.began_at = time.monotonic()
@@ -139,10 +144,13 @@ class LauncherChild:
                 selector.register(self._channel, selectors.EVENT_READ, self._take_message)
                 for copier in self._copiers:
                     selector.register(copier, selectors.EVENT_READ, copier.copy)
+                pause = None if self._shown is None else _PAUSE_SECONDS
                 while self._channel in selector.get_map():
-                    for key, _ in selector.select():
+                    for key, _ in selector.select(pause):
                         if not key.data():
                             selector.unregister(key.fileobj)
+                    if self._shown is not None:
+                        self._shown.free_old_part()
             self._wait()
             for copier in self._copiers:
                 while copier.copy():

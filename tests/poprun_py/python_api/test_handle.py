@@ -316,7 +316,7 @@ def test_a_finished_job_is_freed_with_its_handle(wait):
 
 
 def test_only_the_end_of_long_output_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(handle, "_MOST_BYTES", 1 << 12)
+    monkeypatch.setattr(handle, "MOST_READ_BYTES", 1 << 12)
     file = tmp_path / "instance-7.stdout"
     file.write_text("".join(f"line {number:8}\n" for number in range(500)))
     said = handle._read_end([file])
@@ -326,7 +326,7 @@ def test_only_the_end_of_long_output_is_read(tmp_path, monkeypatch):
 
 
 def test_the_end_of_output_in_several_parts_is_read_as_one_text(tmp_path, monkeypatch):
-    monkeypatch.setattr(handle, "_MOST_BYTES", 100)
+    monkeypatch.setattr(handle, "MOST_READ_BYTES", 100)
     parts = [tmp_path / name for name in ("o.1", "o.2", "gone", "o")]
     for path, text in zip((parts[0], parts[1], parts[3]), ("first\n", "second\n", "last\n"),
                           strict=True):  # fmt: skip
