@@ -50,6 +50,9 @@ CALL_FILES = "POPDIST_CALL_FILES"
 # The path of the file that the instance and its wrapper map as shared memory.
 HEARTBEAT = "POPDIST_HEARTBEAT"
 
+# "no" turns off counting the steps of torch's optimizers. The start hook of an instance reads it.
+COUNT_STEPS = "POPDIST_COUNT_STEPS"
+
 # The number of a signal and the path of a file, as "NUMBER:PATH". When the process receives signal
 # NUMBER, it writes the stacks of all its threads to the file PATH. After signal NUMBER - 1, the
 # process writes a NUL byte to this file as soon as its main thread runs Python code.
@@ -157,6 +160,11 @@ COLLECTIVES = (
 def is_popdist_environment(environ: Mapping[str, str]) -> bool:
     """Tell whether the launcher's variables are set. Like PopDist, check only one of them."""
     return NUM_TOTAL_REPLICAS in environ
+
+
+def counts_optimizers(environ: Mapping[str, str]) -> bool:
+    """Tell whether the steps of torch's optimizers are counted, as the start hook decides."""
+    return environ.get(COUNT_STEPS, "").strip().lower() not in ("no", "0", "false", "off")
 
 
 def job_secret(environ: Mapping[str, str]) -> bytes:

@@ -7,6 +7,7 @@ them itself or has a PopTorch model. Processes that the program starts, such as 
 data loader, count nothing.
 """
 
+import _thread
 import os
 import sys
 
@@ -26,28 +27,32 @@ _MOST_ANCESTORS = 32
 
 
 class _Hooks:
-    """The hooks that torch calls before and after every step of an optimizer."""
+    """The functions to call before and after every step of an optimizer, ``begin`` and ``end``."""
 
     def __init__(self) -> None:
-        self._loop: Any = None
-        self._is_off = False
+        self.begin: Callable[[Any], object] = self._begin_first
+        self.end: Callable[[Any], object] = _count_nothing
+        # The thread that steps first makes the loop. Until then, other threads count nothing.
+        self._making = _thread.allocate_lock()
 
     def stop(self) -> None:
         """Count nothing any more, in a forked child process."""
-        self._is_off = True
+        self.begin = self.end = _count_nothing
 
-    def before(self, optimizer: "Any") -> None:
-        """Handle the begin of an optimizer's step."""
-        if self._loop is None and not self._is_off:
-            self._loop = _make_loop()
-            self._is_off = self._loop is None
-        if not self._is_off:
-            self._loop.begin_update(optimizer)
+    def _begin_first(self, optimizer: "Any") -> None:
+        """Handle the begin of the first step, and let the program's loop handle the others."""
+        if not self._making.acquire(blocking=False):
+            return
+        loop = _make_loop()
+        if loop is None:
+            self.stop()
+        else:
+            loop.begin_update(optimizer)
+            self.begin, self.end = loop.begin_update, loop.end_update
 
-    def after(self, optimizer: "Any") -> None:
-        """Handle the end of an optimizer's step."""
-        if self._loop is not None and not self._is_off:
-            self._loop.end_update(optimizer)
+
+def _count_nothing(optimizer: "Any") -> None:
+    pass
 
 
 def _make_loop() -> "Any":
@@ -72,10 +77,10 @@ def _execute_and_register(execute: "Callable[[ModuleType], object]", module: "Mo
     hooks = _Hooks()
 
     def before_step(optimizer: "Any", *_: object) -> None:
-        hooks.before(optimizer)
+        hooks.begin(optimizer)
 
     def after_step(optimizer: "Any", *_: object) -> None:
-        hooks.after(optimizer)
+        hooks.end(optimizer)
 
     for hook in (before_step, after_step):
         # torch.compile reads this attribute. The hook then runs between two compiled parts, as in

@@ -5,6 +5,7 @@ This module only compares optimizers and does not call them.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any, Final
 
@@ -27,11 +28,11 @@ class CountedOptimizer:
         self._counted: Any = _no_optimizer  # a weak reference
         self._other: Any = _no_optimizer  # a weak reference to a possible replacement
         self._num_other = 0  # the steps of ``_other`` since the last counted step
-        self._begun = 0  # the id of the optimizer whose step has begun last, 0 after its end
+        self._thread = _Thread()
 
     def begin_step(self, optimizer: Any) -> None:
         """Record that a step of ``optimizer`` begins."""
-        self._begun = id(optimizer)
+        self._thread.begun = id(optimizer)
 
     def end_step(self, optimizer: Any) -> bool:
         """Tell whether the step of ``optimizer`` that ends now counts.
@@ -39,9 +40,9 @@ class CountedOptimizer:
         An optimizer may call ``step`` of its base class or of an optimizer in it. Of such nested
         steps, only the innermost can count.
         """
-        if self._begun != id(optimizer):
+        if self._thread.begun != id(optimizer):
             return False
-        self._begun = 0
+        self._thread.begun = 0
         if self._counted() is not optimizer:
             if self._counted() is not None and not self._replaces(optimizer):
                 return False
@@ -57,6 +58,15 @@ class CountedOptimizer:
         if self._other() is optimizer:
             self._num_other += 1
         return self._num_other > _MOST_OTHERS
+
+
+class _Thread(threading.local):
+    """The state of one thread, because threads may step optimizers at the same time.
+
+    ``begun`` is the id of the optimizer whose step has begun last, or 0 after the end of the step.
+    """
+
+    begun = 0
 
 
 def _no_optimizer() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,34 @@ from popdist_py.torch_loops.counted_optimizer import CountedOptimizer
 _ROW = "device"
 
 
+class _Thread:
+    """The state of one thread, because threads may run training loops at the same time.
+
+    Attributes:
+        has_loaded: Whether a batch was loaded since the last counted step.
+        in_backward: Whether a backward pass is running.
+        own_since: The own time (see ``activities.own_time``) when the last batch, backward pass or
+            update ended; -1 if unknown.
+        since: With a timeline, the time of the same event.
+        updates: The optimizers whose steps have begun, the innermost step last. Each item contains
+            the id of the optimizer, and the own time and the time when the step began.
+    """
+
+    __slots__ = ("has_loaded", "in_backward", "own_since", "since", "updates")
+
+    def __init__(self) -> None:
+        self.has_loaded = self.in_backward = False
+        self.own_since, self.since = -1, 0
+        self.updates: list[tuple[int, int, int]] = []
+
+
+class _OfThread(threading.local):
+    """The state of the calling thread. Attributes of ``thread`` are faster than those of a local."""
+
+    def __init__(self) -> None:
+        self.thread = _Thread()
+
+
 class TrainingLoop:
     """The loop of this process, whose methods the hooks and wrappers of torch call.
 
@@ -34,36 +63,34 @@ class TrainingLoop:
     def __init__(self, timeline: Any = None) -> None:
         self._timeline = timeline
         self._counted = CountedOptimizer()
-        self._has_loaded = False  # whether a batch was loaded since the last counted step
-        self._in_backward = False
-        # The own time (see ``activities.own_time``) and, with a timeline, the time when the last
-        # batch, backward pass or update ended.
-        self._own_since, self._since = -1, 0
-        # The optimizers whose steps have begun, the innermost step last. Each item contains the id
-        # of the optimizer, and the own time and the time when the step began.
-        self._updates: list[tuple[int, int, int]] = []
+        self._here = _OfThread()
 
     def begin_update(self, optimizer: Any) -> None:
         """Handle the begin of an optimizer's step."""
+        if heartbeat.has_model():
+            return
         self._counted.begin_step(optimizer)
-        own = activities.own_time()
+        own, thread = activities.own_time(), self._here.thread
         # The step may contain forward and backward passes, such as those of LBFGS.
-        self._mark(own)
-        self._updates.append((id(optimizer), own, self._since))
+        thread.own_since = own
+        if self._timeline is not None:
+            thread.since = time.monotonic_ns()
+        thread.updates.append((id(optimizer), own, thread.since))
 
     def end_update(self, optimizer: Any) -> None:
         """Handle the end of an optimizer's step, and count the step if it is a training step."""
-        updates, begun = self._updates, 0
+        thread = self._here.thread
+        updates, begun = thread.updates, 0
         while updates and begun != id(optimizer):  # the steps above this step have failed
             begun, own, began = updates.pop()
         if begun == id(optimizer):
             activities.count_own_as(activities.UPDATING, own)
             if self._timeline is not None and own >= 0:
                 self._timeline.add(_ROW, "update", began, time.monotonic_ns())
-            self._mark(own)
+            self._mark(thread, own)
         if self._counted.end_step(optimizer):
             heartbeat.count_automatically()
-            self._has_loaded = False
+            thread.has_loaded = False
 
     def load(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call ``function``, which returns the next batch of a loader."""
@@ -73,29 +100,30 @@ class TrainingLoop:
             return function(*arguments)
         with activities.doing(activities.LOADING):
             batch = function(*arguments)
-        self._has_loaded = True
-        self._updates.clear()  # an optimizer loads no batches, so these steps have failed
-        self._mark(own)
+        thread = self._here.thread
+        thread.has_loaded = True
+        thread.updates.clear()  # an optimizer loads no batches, so these steps have failed
+        self._mark(thread, own)
         return batch
 
     def backward(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Call ``function``, which runs a backward pass."""
-        own = activities.own_time()
-        if own < 0 or self._in_backward or heartbeat.has_model():
+        own, thread = activities.own_time(), self._here.thread
+        if own < 0 or thread.in_backward or heartbeat.has_model():
             return function(*arguments, **named)
-        if self._has_loaded and self._own_since >= 0:
-            own = self._own_since
+        if thread.has_loaded and thread.own_since >= 0:
+            own = thread.own_since
             if self._timeline is not None:
-                self._timeline.add(_ROW, "forward", self._since, time.monotonic_ns())
-        self._in_backward = True
+                self._timeline.add(_ROW, "forward", thread.since, time.monotonic_ns())
+        thread.in_backward = True
         try:
             if self._timeline is None:
                 return function(*arguments, **named)
             return self._recorded_backward(function, *arguments, **named)
         finally:
-            self._in_backward = False
+            thread.in_backward = False
             activities.count_own_as(activities.COMPUTING, own)
-            self._mark(own)
+            self._mark(thread, own)
 
     def _recorded_backward(
         self, function: Callable[..., Any], *arguments: Any, **named: Any
@@ -109,11 +137,11 @@ class TrainingLoop:
                 shown["waited_ms"] = round(waited / 1e6, 3)
         return result
 
-    def _mark(self, own: int) -> None:
+    def _mark(self, thread: _Thread, own: int) -> None:
         """Let a forward pass begin now. ``own`` is the own time now, which no activity includes."""
-        self._own_since = own
+        thread.own_since = own
         if self._timeline is not None:
-            self._since = time.monotonic_ns()
+            thread.since = time.monotonic_ns()
 
 
 def make_loop() -> TrainingLoop | None:

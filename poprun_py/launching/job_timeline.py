@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from popdist_py.environment import counts_optimizers
 from popdist_py.errors import counted
 from poprun_py.errors import UsageError, start_errors
 from poprun_py.instance.job_folders import JobFolder
@@ -39,6 +40,11 @@ _EMPTY: Final = (
     "the program used nothing that is recorded: calls of PopTorch models, loops with an optimizer "
     "of torch, collectives of popdist_py, and popdist_py.span()"
 )
+_EMPTY_WITHOUT_LOOPS: Final = (
+    "the program used nothing that is recorded: calls of PopTorch models, collectives of "
+    "popdist_py, and popdist_py.span(); POPDIST_COUNT_STEPS=no turns off recording loops with an "
+    "optimizer of torch"
+)
 
 
 def is_empty(merged: Merged) -> bool:
@@ -56,6 +62,8 @@ class JobTimeline:
     def __init__(self, planned: LaunchPlan, run_folder: Path | None) -> None:
         config = planned.config
         assert config.timeline is not None
+        environ = {**planned.environ, **dict(planned.instances[0].user_env)}
+        self._records_loops = counts_optimizers(environ)
         self._size = config.timeline_size << 20
         self._path = Path(config.timeline)
         if config.timeline == AUTO:
@@ -129,7 +137,7 @@ class JobTimeline:
         replaced = " (replaced)" if self._has_replaced else ""
         parts = [f"timeline: {merged.path}{replaced}: {counted(merged.num_spans, 'span', ',')}"]
         if is_empty(merged):
-            return f"{parts[0]}, because {_EMPTY}"
+            return f"{parts[0]}, because {_EMPTY if self._records_loops else _EMPTY_WITHOUT_LOOPS}"
         if merged.num_dropped:
             parts[0] += f", {counted(merged.num_dropped, 'older one', ',')} dropped"
         if self._has_dropped:

@@ -406,7 +406,8 @@ def _no_steps(result: LaunchResult) -> dict[str, str]:
     progress = [each.progress for each in result.instances]
     if not progress or any(each is not None and each.counts for each in progress):
         return {}
-    return {"no_steps": f"the program neither {NO_STEPS}"}
+    reason = NO_STEPS if result.view is None else result.view.why_no_steps
+    return {"no_steps": f"the program {reason}"}
 
 
 def _cause(result: LaunchResult) -> str:

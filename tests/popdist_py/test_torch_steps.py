@@ -6,6 +6,7 @@ import importlib
 import os
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -131,6 +132,25 @@ def test_an_older_torch_or_one_that_has_changed_is_left_alone(hook, monkeypatch)
         before(object(), (), {})
         after(object(), (), {})
     assert sys.path == path
+
+
+def test_threads_that_step_first_at_the_same_time_make_one_loop(hook, monkeypatch):
+    hooks = hook._Hooks()
+    made, seen = [], []
+
+    def make():
+        made.append(SimpleNamespace(begin_update=seen.append, end_update=seen.append))
+        if len(made) == 1:  # another thread steps while the loop is made
+            other = threading.Thread(target=lambda: (hooks.begin("other"), hooks.end("other")))
+            other.start()
+            other.join()
+        return made[-1]
+
+    monkeypatch.setattr(hook, "_make_loop", make)
+    hooks.begin("first")
+    hooks.end("first")
+    assert len(made) == 1
+    assert seen == ["first", "first"]
 
 
 def test_only_the_first_python_below_the_wrapper_is_the_program(hook):

@@ -186,6 +186,7 @@ def test_the_steps_of_every_loop_are_counted_once(
     poprun, script, tmp_path, program, steps, options
 ):
     _, attempt = ended(poprun, tmp_path, "-n", 2, *options, script(program))
+    assert ("POPDIST_COUNT_STEPS=no" in attempt.get("no_steps", "")) == (steps is None)
     assert {each["training_step"] for each in attempt["instances"]} == {steps}
     has_collectives = any(each["last_collective"] for each in attempt["instances"])
     assert has_collectives == ("popdist" in options)

@@ -93,6 +93,11 @@ class Command:
     stdin_instance: int = 0
     end_signal: int = signal.SIGTERM
 
+    def environ_of(self, instance: int) -> dict[str, str]:
+        """Return the environment variables of an instance, if it is on this host."""
+        merged = {**self.environ, **self.variables[instance]}
+        return {name: value for name, value in merged.items() if value is not None}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hosts:

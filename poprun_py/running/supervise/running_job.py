@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from popdist_py.environment import RESUME_EXIT_CODE
+from popdist_py.environment import RESUME_EXIT_CODE, counts_optimizers
 from popdist_py.errors import counted
 from poprun_py.errors import explain_os_error
 from poprun_py.instance import control_protocol, process_control
@@ -137,7 +137,12 @@ class RunningJob:
             is_hidden=lambda: self.keyboard.is_debugging,
         )
         self.observer = JobObserver(
-            job=JobView(run_id=watchers.run_id, pid=os.getpid(), program=watchers.program),
+            job=JobView(
+                run_id=watchers.run_id,
+                pid=os.getpid(),
+                program=watchers.program,
+                counts_optimizers=counts_optimizers(job.command.environ_of(0)),
+            ),
             began=began,
             times=RoundTimes.of(
                 job.num_instances, is_live=watchers.live, is_recorded=bool(watchers.recorders)

@@ -34,10 +34,15 @@ _PARTS = (
     ("other", ("other",)),
 )
 _STATUS_VERSION = 1
-# The end of a sentence about a program without training steps.
+# The ends of sentences about programs without training steps, if the steps of torch's optimizers
+# are counted and if POPDIST_COUNT_STEPS turns counting off.
 NO_STEPS: Final = (
-    "called a PopTorch model, nor stepped an optimizer of torch in its main process, nor called "
-    "popdist_py.heartbeat.step()"
+    "neither called a PopTorch model, nor stepped an optimizer of torch in its main process, nor "
+    "called popdist_py.heartbeat.step()"
+)
+_NOT_COUNTED: Final = (
+    "neither called a PopTorch model nor popdist_py.heartbeat.step(), and POPDIST_COUNT_STEPS=no "
+    "turns off counting the steps of torch's optimizers"
 )
 
 
@@ -46,6 +51,7 @@ class JobView(Displayed):
     """The state of a job at ``seconds`` seconds after its start.
 
     ``pid`` is the process id of the launcher. ``worst`` is the slowest instance of the job.
+    ``counts_optimizers`` is false if POPDIST_COUNT_STEPS turns off counting optimizer steps.
     """
 
     run_id: str
@@ -54,6 +60,7 @@ class JobView(Displayed):
     seconds: float = 0.0
     instances: tuple[InstanceState, ...] = ()
     worst: Straggler | None = None
+    counts_optimizers: bool = True
 
     def __repr__(self) -> str:
         return (
@@ -70,6 +77,11 @@ class JobView(Displayed):
     def has_reported(self) -> bool:
         """Whether the program of any instance has reported an activity, such as a step."""
         return any(state.step or any(state.seconds) for state in self.instances)
+
+    @property
+    def why_no_steps(self) -> str:
+        """What a program without training steps has done and not done, as the end of a sentence."""
+        return NO_STEPS if self.counts_optimizers else _NOT_COUNTED
 
     @property
     def samples_per_second(self) -> float:
@@ -95,6 +107,7 @@ class JobView(Displayed):
             "seconds": round(self.seconds, 3),
             "samples_per_second": round(self.samples_per_second, 3),
             "slowest": None if self.worst is None else self.worst.to_json(),
+            **({} if self.counts_optimizers else {"counts_optimizers": False}),
         }
         instances = ", ".join([state.json_text() for state in self.instances])
         return f'{json.dumps(head)[:-1]}, "instances": [{instances}]}}'
@@ -110,6 +123,7 @@ class JobView(Displayed):
             seconds=data["seconds"],
             instances=tuple(InstanceState.from_json(each) for each in data["instances"]),
             worst=None if worst is None else Straggler.from_json(worst),
+            counts_optimizers=data.get("counts_optimizers", True),
         )
 
 
@@ -155,7 +169,7 @@ def table_lines(
     why = " whose steps are shorter" if any(state.own_seconds for state in states) else ""
     more = [f"and {counted(left, 'more instance')}{why}"] if left else []
     if with_reason and states and not view.has_reported:
-        more.append(f"no steps: so far, the program has neither {NO_STEPS}")
+        more.append(f"no steps: so far, the program has {view.why_no_steps}")
     return rich_lines(*headline(view), table, *more, width=width, colour=colour)
 
 

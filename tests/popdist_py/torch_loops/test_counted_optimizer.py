@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from popdist_py.torch_loops.counted_optimizer import CountedOptimizer
@@ -63,3 +65,13 @@ def test_a_step_that_fails_does_not_count(counted):
     counted.begin_step(optimizer)  # this step raises an error
     assert steps(counted, optimizer) == 1
     assert not counted.end_step(optimizer)
+
+
+def test_threads_step_their_optimizers_at_the_same_time(counted):
+    first, second = Optimizer(), Optimizer()
+    assert steps(counted, first) == 1
+    counted.begin_step(first)
+    thread = threading.Thread(target=steps, args=(counted, second))
+    thread.start()
+    thread.join()
+    assert counted.end_step(first)

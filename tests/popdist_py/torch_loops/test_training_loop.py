@@ -128,6 +128,14 @@ def test_a_poptorch_model_ends_counting_and_counts_its_calls(memory, loop):
     assert progress(memory) == [2, 0, 0, BETWEEN_CALLS]
 
 
+def test_optimizers_beside_a_poptorch_model_are_not_observed(memory, loop):
+    optimizer = SlowSgd(weights(), lr=0.1)
+    heartbeat.expect()
+    for _ in range(3):
+        optimizer.step()
+    assert spent(memory).get("updating", 0) == 0
+
+
 def test_a_program_with_a_poptorch_model_is_not_touched():
     backward = torch.autograd.backward
     heartbeat.expect()

@@ -122,6 +122,19 @@ def test_a_restart_has_a_folder_although_that_of_the_first_attempt_was_removed(t
     assert not second.parent.exists()
 
 
+@pytest.mark.parametrize("is_off", [False, True])
+def test_an_empty_trace_is_explained(tmp_path, is_off):
+    plan = plan_with_folder(
+        None, timeline=str(tmp_path / "t.json"), env=("POPDIST_COUNT_STEPS=no",) * is_off
+    )
+    with contextlib.closing(JobTimeline(plan, None)) as timeline:
+        (timeline.begin(plan, None).folder / "instance-0.ended").write_text("1")
+        said = timeline.sentence(timeline.finish())
+    end = "; POPDIST_COUNT_STEPS=no turns off recording loops with an optimizer of torch"
+    assert ("calls of PopTorch models, loops with an optimizer of torch, " in said) != is_off
+    assert said.endswith(end) == is_off
+
+
 def test_a_trace_that_is_replaced_is_told(tmp_path):
     path = tmp_path / "t.json"
     plan = plan_with_folder(None, timeline=str(path))

@@ -125,6 +125,17 @@ def test_the_table_says_why_a_job_shows_no_steps():
         assert with_reason == table_lines(view(*states), width=200)
 
 
+def test_the_table_says_that_counting_is_off():
+    off = replace(view(InstanceState(index=0, phase="running")), counts_optimizers=False)
+    assert JobView.from_json(off.to_json()) == off
+    assert "counts_optimizers" not in view().to_json()
+    assert table_lines(off, width=200, with_reason=True)[-1] == (
+        "no steps: so far, the program has neither called a PopTorch model nor "
+        "popdist_py.heartbeat.step(), and POPDIST_COUNT_STEPS=no turns off counting the steps of "
+        "torch's optimizers"
+    )
+
+
 def test_the_straggler_is_coloured_only_if_colours_are_on():
     plain = table_lines(JOBS["training"], width=150)
     painted = "\n".join(table_lines(JOBS["training"], width=150, colour=True))
