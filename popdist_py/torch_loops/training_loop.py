@@ -47,7 +47,7 @@ class _Thread:
 
 
 class _OfThread(threading.local):
-    """The state of the calling thread. Attributes of ``thread`` are faster than those of a local."""
+    """The holder of the calling thread's state, whose attributes are faster than a local's."""
 
     def __init__(self) -> None:
         self.thread = _Thread()
