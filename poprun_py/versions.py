@@ -87,8 +87,8 @@ def _installed(name: str) -> str:
     folder = _metadata_folders().get(_normal(name))
     if folder is not None and (version := _version_in(folder)):
         return version
-    # Only importlib.metadata finds packages in eggs and zip files. It takes 20 ms (it imports the
-    # email package), where reading the folders and the versions of all packages takes 1.5 ms.
+    # Only importlib.metadata finds packages in eggs and zip files. Its import (with the email
+    # package) and its parser delay a job by 15 ms. Reading the folders above takes 1.5 ms.
     from importlib import metadata
 
     try:
