@@ -117,6 +117,11 @@ def shortened(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def shown_word(word: str) -> str:
+    """Return a word of the user for messages; in quotes if it is empty or not printable."""
+    return shortened(word if word and word.isprintable() else repr(word))
+
+
 def _folded(word: str) -> str:
     return word.lower().replace("-", "_")
 

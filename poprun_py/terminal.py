@@ -66,6 +66,7 @@ def prepare_streams() -> None:
     while descriptor <= 2:
         descriptor = os.dup(descriptor)
     os.close(descriptor)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     if isinstance(sys.stdout, io.TextIOWrapper):

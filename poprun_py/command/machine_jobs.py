@@ -7,7 +7,6 @@ launchers without a lease answer.
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from poprun_py import process_info
-from poprun_py.errors import UsageError, nearest
+from poprun_py.errors import UsageError, nearest, shown_word
 from poprun_py.machines.lease_files import LeaseRecord, QueueRecord, Record
 from poprun_py.machines.leases import user_name
 from poprun_py.running.supervise.launcher_queries import LauncherAnswer, is_of_run
@@ -200,7 +199,7 @@ def find_job(word: str, jobs: Sequence[MachineJob]) -> MachineJob:
             "give the process id of a launcher"
         )
     if not found:
-        raise UsageError(f"{shlex.quote(word)}: {_no_job(word, jobs)}; {_known(jobs)}")
+        raise UsageError(f"{shown_word(word)}: {_no_job(word, jobs)}; {_known(jobs)}")
     job = found[0]
     if not job.is_own:
         users = "root" if job.user == "root" else f"{job.user} or root"

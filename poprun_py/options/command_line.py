@@ -86,7 +86,8 @@ def _values(given: Sequence[tuple[str, str]]) -> dict[str, Any]:
         if name == "--version":
             values["version"] = True
         elif name in NAMES_CHANGES:
-            values["names_change"] = name
+            if values.setdefault("names_change", name) != name:
+                raise UsageError(f"{' and '.join(NAMES_CHANGES)} exclude one another: give one")
         elif name == "--verbose":
             values["verbosity"] = values.get("verbosity", 0) + int(text)
         elif _OPTIONS[name].repeatable:

@@ -15,7 +15,7 @@ from support.terminals import screen_of
 
 from poprun_py import terminal
 from poprun_py.errors import UnwritableError
-from poprun_py.terminal import Console, exit_code_of
+from poprun_py.terminal import Console, exit_code_of, prepare_streams
 
 
 def full():
@@ -175,3 +175,11 @@ def test_a_missing_module_of_a_program_keeps_its_traceback():
 
     with pytest.raises(ModuleNotFoundError, match="mine"):
         exit_code_of(command)
+
+
+@pytest.mark.parametrize("name", ["stdin", "stdout", "stderr"])
+def test_a_closed_standard_stream_can_be_asked_for_its_terminal(name, monkeypatch):
+    for each in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, each, None if each == name else getattr(sys, each))
+    prepare_streams()
+    assert isinstance(getattr(sys, name).isatty(), bool)

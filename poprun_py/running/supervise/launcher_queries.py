@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from poprun_py import process_info
 from poprun_py.display.formatting import printable, read_json
-from poprun_py.errors import StartError
+from poprun_py.errors import StartError, shown_word
 from poprun_py.instance import control_protocol
 from poprun_py.running.supervise.launcher_folder import ANY_FOLDER, SOCKET_NAME, folder_prefix
 
@@ -70,7 +70,7 @@ def ask_stacks(job: str) -> str:
     Raises:
         StartError: The job is not found, or its launcher does not answer.
     """
-    option = f"--stacks {job}"
+    option = f"--stacks {shown_word(job)}"
     for path in sockets_of_process(job) or [_answer_of_run(job, option).path]:
         try:
             answer = _answer(path, "stacks", _ANSWER_SECONDS)
@@ -93,7 +93,7 @@ def ask_status(job: str) -> tuple[dict[str, Any], list[int]]:
     """
     if job == NEWEST:
         return _newest_status()
-    option = f"--status={job}"
+    option = f"--status={shown_word(job)}"
     paths = sockets_of_process(job)
     if not paths and (status := _answer_of_run(job, option).status):
         return status, []

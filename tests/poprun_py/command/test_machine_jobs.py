@@ -109,6 +109,7 @@ def test_a_job_is_found_by_name_folder_and_process(word):
         ("hers", f"hers (launcher {GONE + 4}) is a job of ann: only ann or root can stop it"),
         ("lr-4", "lr-4: no job of this name runs on this host; did you mean lr-3?; your jobs: "
                  f"lr-3 (launcher {GONE + 1}), twin (launcher {GONE + 2})"),
+        ("a\x1b[31m", "'a\\x1b[31m': no job of this name"),
         ("", "'': no job of this name runs on this host; your jobs:"),
         ("9" * 5000, "no job of this name runs on this host; your jobs:"),
     ],

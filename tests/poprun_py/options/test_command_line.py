@@ -299,6 +299,12 @@ def test_a_group_may_be_shortened_and_written_in_any_case(group):
         assert help_text(topic, 100) == page
 
 
+def test_names_are_either_installed_or_removed():
+    assert parse(["--remove-names", "--remove-names"])["names_change"] == "--remove-names"
+    with pytest.raises(UsageError, match="--install-names and --remove-names exclude one another"):
+        parse(["--install-names", "--remove-names"])
+
+
 @pytest.mark.parametrize("topic", ["timeout", "--timeout", "TIMEOUT", "timeo"])
 def test_the_help_of_one_option_names_its_variable(topic):
     text = help_text(topic, 100)
