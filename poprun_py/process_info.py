@@ -300,7 +300,7 @@ def _text(folder: str, *names: str) -> str:
     """Return the content of the first readable file of ``names``; empty if no file is readable."""
     for name in names:
         try:
-            # A file object for text would take twice as long, and a wrapper reads many files.
+            # A file object for text would take 11 instead of 8 us, and a wrapper reads many files.
             with open(os.path.join(folder, name), "rb", buffering=0) as file:
                 return os.fsdecode(file.read())
         except OSError:
