@@ -103,13 +103,16 @@ def parse_words(command: click.Command, words: Sequence[str]) -> dict[str, Any] 
         context = click.Context(command, info_name=name, max_content_width=width)
         print_out(command.get_help(context))
         return None
-    with usage_errors():
+    with usage_errors(name):
         return dict(command.make_context(name, list(words)).params)
 
 
 @contextlib.contextmanager
-def usage_errors() -> Iterator[None]:
+def usage_errors(command: str = "") -> Iterator[None]:
     """Convert click's errors in the ``with`` block to UsageErrors with messages of one line.
+
+    Args:
+        command: The words of the command whose help a message names, if click does not know it.
 
     Raises:
         UsageError: The command line is wrong. The message suggests a similar option, or the command
@@ -121,16 +124,20 @@ def usage_errors() -> Iterator[None]:
     except click.NoSuchOption as error:
         params = error.ctx.command.get_params(error.ctx) if error.ctx else []
         names = (name for param in params for name in param.opts if name.startswith("--"))
-        hint = nearest(error.option_name, names) or f"; {_help_command(error.ctx)} lists all"
+        hint = (
+            nearest(error.option_name, names) or f"; {_help_command(error.ctx, command)} lists all"
+        )
         raise UsageError(f"unknown option {error.option_name}{hint}") from None
     except click.UsageError as error:
         message = error.format_message().rstrip(".")
-        raise UsageError(f"{message}; {_help_command(error.ctx)} explains all options") from None
+        raise UsageError(
+            f"{message}; {_help_command(error.ctx, command)} explains all options"
+        ) from None
     except click.ClickException as error:
         raise UsageError(error.format_message()) from None
     except click.Abort:
         raise KeyboardInterrupt from None
 
 
-def _help_command(context: click.Context | None) -> str:
-    return f"{context.command_path if context else command_name()} --help"
+def _help_command(context: click.Context | None, command: str) -> str:
+    return f"{context.command_path if context else command or command_name()} --help"

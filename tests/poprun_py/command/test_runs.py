@@ -76,6 +76,10 @@ def test_a_damaged_report_is_explained_in_words(out, capsys):
     assert note.endswith("char 1))")
 
 
+def test_an_option_without_its_value_names_the_help_of_the_command(out, capsys):
+    assert refused(capsys, "--tag").endswith("; poprun-py runs --help explains all options")
+
+
 def test_json_for_programs(out, capsys):
     assert run(["runs", "out", "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
