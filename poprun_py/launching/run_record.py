@@ -269,7 +269,7 @@ class RunRecord:
 
 
 def _renamed_text(given: str, run_id: str, config: LaunchConfig) -> str:
-    return (
-        f"the run is {run_id}: {config.output_dir}/{given} exists already ({RUN_ID}={given} "
-        "continues it)"
-    )
+    path = f"{config.output_dir}/{given}"
+    # A file of this name is not a run that another launch could continue.
+    hint = f" ({RUN_ID}={given} continues it)" if Path(path).is_dir() else ""
+    return f"the run is {run_id}: {path} exists already{hint}"

@@ -47,6 +47,14 @@ def test_a_new_run_never_mixes_with_a_run_of_its_name(tmp_path):
     ]
 
 
+def test_a_file_of_the_name_is_not_a_run_to_continue(tmp_path):
+    (tmp_path / "base").write_text("mine")
+    console = KeptConsole()
+    assert record(console, tmp_path, run_name="base")["run_id"] == "base-2"
+    assert ("tell", f"the run is base-2: {tmp_path}/base exists already") in console.said
+    assert (tmp_path / "base").read_text() == "mine"
+
+
 def test_a_refused_launch_leaves_its_name_free(tmp_path):
     record(KeptConsole(), tmp_path, run_name="first")
     with RunRecord(plan_of(tmp_path, run_name="base"), KeptConsole()) as refused:
