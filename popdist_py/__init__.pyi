@@ -20,6 +20,7 @@ from popdist_py.heartbeat import RESUME_EXIT_CODE as RESUME_EXIT_CODE
 from popdist_py.heartbeat import stopRequested as stopRequested
 from popdist_py.metrics.csv_sink import CsvSink as CsvSink
 from popdist_py.metrics.job_metrics import Metrics as Metrics
+from popdist_py.metrics.jsonl_sink import JsonlSink as JsonlSink
 from popdist_py.metrics.sink import MetricsSink as MetricsSink
 from popdist_py.metrics.tensorboard_sink import TensorBoardSink as TensorBoardSink
 from popdist_py.metrics.wandb_sink import WandbSink as WandbSink

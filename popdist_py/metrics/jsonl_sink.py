@@ -1,4 +1,4 @@
-"""The sink that writes metrics to a file of JSON lines, for the launcher's --metrics-to."""
+"""The sink that writes metrics to a file of JSON lines."""
 
 from __future__ import annotations
 
