@@ -52,7 +52,10 @@ def scrape(url):
     """Return every sample by name and labels, as a scraper of OpenMetrics reads it."""
     request = urllib.request.Request(url, headers=OPENMETRICS)
     with urllib.request.urlopen(request, timeout=30) as response:
-        assert response.headers["Content-Type"].startswith("application/openmetrics-text")
+        kind = response.headers["Content-Type"]
+        if kind is None:
+            raise HTTPException("the server ended before it had sent the headers")
+        assert kind.startswith("application/openmetrics-text")
         text = response.read().decode()
     return {
         (sample.name, *sorted(sample.labels.items())): sample.value
