@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from popdist_py.atomic_file import replaced_at_end
-from popdist_py.errors import are, counted
-from popdist_py.metrics.sink import STEP_COLUMN, AppendedFile
+from popdist_py.metrics.sink import (
+    STEP_COLUMN,
+    AppendedFile,
+    not_metrics,
+    read_earlier_lines,
+    warn_of_replaced,
+)
 
 
 class CsvSink:
@@ -53,7 +57,7 @@ class CsvSink:
             self._columns, rows = self._rows_before(step)
             self._replace([*self._columns, *_new(values, self._columns)], rows)
         elif new := _new(values, self._columns):
-            rows = _rows(self.path)[1:]
+            rows = _parsed(read_earlier_lines(self.path))[1:]
             self._replace([*self._columns, *new], rows[:-1] if is_same_step else rows)
             is_same_step = False
         row = [str(step), *(repr(values[n]) if n in values else "" for n in self._columns[1:])]
@@ -66,19 +70,8 @@ class CsvSink:
 
     def _rows_before(self, step: int) -> tuple[list[str], list[list[str]]]:
         """Return the columns of the file, and the rows for steps before ``step``."""
-        if self.path.exists() and not self.path.is_file():
-            # Reading a file such as /dev/stdout would never end.
-            raise ValueError(f"{self.path} is not a regular file: give another path")
-        try:
-            rows = _rows(self.path)
-        except FileNotFoundError:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            rows = []
+        rows = _parsed(read_earlier_lines(self.path))
         if not rows:
-            # A sink creates the file with its first line atomically. A file that contains only an
-            # incomplete line is therefore from another program.
-            if self.path.exists() and self.path.stat().st_size:
-                raise self._not_ours()
             return [STEP_COLUMN], []
         columns = rows[0]
         try:
@@ -86,17 +79,10 @@ class CsvSink:
         except (ValueError, IndexError):
             steps = None
         if columns[:1] != [STEP_COLUMN] or steps is None:
-            raise self._not_ours()
+            raise not_metrics(self.path)
         kept = [row for row, its_step in zip(rows[1:], steps, strict=True) if its_step < step]
-        if lost := len(steps) - len(kept):
-            logging.getLogger("popdist").warning(
-                "%s: %s of an earlier run, from step %d on, %s replaced",
-                self.path, counted(lost, "row"), step, are(lost),
-            )  # fmt: skip
+        warn_of_replaced(self.path, len(steps) - len(kept), "row", step)
         return columns, kept
-
-    def _not_ours(self) -> ValueError:
-        return ValueError(f"{self.path} does not contain metrics: give another path")
 
     def _replace(self, columns: list[str], rows: Iterable[Sequence[str]]) -> None:
         """Replace the file atomically by a file with the given columns and rows."""
@@ -112,10 +98,8 @@ def _new(values: Mapping[str, float], columns: Sequence[str]) -> list[str]:
     return [name for name in values if name not in columns]
 
 
-def _rows(path: Path) -> list[list[str]]:
-    """Return the complete rows of a file. A killed writer may leave an incomplete last line."""
-    text = path.read_bytes().decode(errors="replace")
-    return list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
+def _parsed(lines: bytes) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(lines.decode(errors="replace"), newline="")))
 
 
 def _text(rows: Iterable[Sequence[str]]) -> bytes:

@@ -1,10 +1,13 @@
-"""The interface of metrics sinks, and a class for the files to which two of the sinks append."""
+"""The interface of metrics sinks, and the files to which two of the sinks append."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Protocol
+
+from popdist_py.errors import are, counted
 
 # The name of the column with the steps. A metric must not have the name of this column.
 STEP_COLUMN: Final = "step"
@@ -57,3 +60,42 @@ class AppendedFile:
             file.write(piece)
             file.truncate()
         self._size += len(piece)
+
+
+def read_earlier_lines(path: Path) -> bytes:
+    """Return the complete lines of an existing file, or make the folder of a new file.
+
+    A killed writer may leave an incomplete last line, which is left out.
+
+    Raises:
+        OSError: The file cannot be read, or its folder cannot be made.
+        ValueError: The path is not a regular file, or the file does not contain metrics.
+    """
+    if path.exists() and not path.is_file():
+        # Reading a file such as /dev/stdout would never end.
+        raise ValueError(f"{path} is not a regular file: give another path")
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return b""
+    lines = data[: data.rfind(b"\n") + 1]
+    # A sink creates the file with its first line atomically. A file that contains only an
+    # incomplete line is therefore from another program.
+    if data and not lines:
+        raise not_metrics(path)
+    return lines
+
+
+def not_metrics(path: Path) -> ValueError:
+    """Return the error for a file that another program has written."""
+    return ValueError(f"{path} does not contain metrics: give another path")
+
+
+def warn_of_replaced(path: Path, count: int, noun: str, step: int) -> None:
+    """Warn that ``count`` rows or lines of an earlier run, from ``step`` on, are replaced."""
+    if count:
+        logging.getLogger("popdist").warning(
+            "%s: %s of an earlier run, from step %d on, %s replaced",
+            path, counted(count, noun), step, are(count),
+        )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import json
 import math
 import os
 import subprocess
@@ -91,11 +92,47 @@ def test_a_file_of_something_else_is_left_alone(tmp_path, text):
     assert path.read_text() == text
 
 
-def test_what_is_no_file_is_not_read(tmp_path):
+@pytest.mark.parametrize("make", [popdist_py.CsvSink, popdist_py.JsonlSink])
+def test_what_is_no_file_is_not_read(tmp_path, make):
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for a writer
     for path in (tmp_path / "pipe", tmp_path):
         with pytest.raises(ValueError, match="is not a regular file: give another path"):
-            popdist_py.CsvSink(path).write(1, {"loss": 1.0})
+            make(path).write(1, {"loss": 1.0})
+
+
+def test_json_lines_have_a_step_each_also_in_a_resumed_run(tmp_path, caplog):
+    path = tmp_path / "made" / "metrics.jsonl"
+    sink = popdist_py.JsonlSink(path)
+    assert not path.parent.exists()  # every instance makes a sink, one of them writes
+    train, validation = popdist_py.Metrics(sink), popdist_py.Metrics(sink)
+    for step in (1, 2, 3):
+        train.update(loss=step)
+        train.log(step)
+    validation.update(error=math.inf)
+    validation.log(3)
+    with path.open("a") as file:
+        file.write('{"step": 4, "lo')  # a writer that was killed in the middle of a line
+    write(popdist_py.JsonlSink(path), (2, {"loss": 0.5}))
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"step": 1, "loss": 1.0},
+        {"step": 2, "loss": 0.5},
+    ]
+    assert "2 lines of an earlier run, from step 2 on, are replaced" in caplog.text
+
+
+def test_values_of_the_same_step_share_a_json_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write(popdist_py.JsonlSink(path), (1, {"loss": 1.0}), (2, {"loss": 2.0}), (2, {"error": 3.0}))
+    assert path.read_text() == '{"step": 1, "loss": 1.0}\n{"step": 2, "loss": 2.0, "error": 3.0}\n'
+
+
+@pytest.mark.parametrize("text", ['{"epoch": 1}\n', "[1]\n", "step,loss\n1,2\n", "\n", "a note"])
+def test_json_lines_of_something_else_are_left_alone(tmp_path, text):
+    path = tmp_path / "people.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="does not contain metrics: give another path"):
+        popdist_py.JsonlSink(path).write(1, {"loss": 1.0})
+    assert path.read_text() == text
 
 
 def test_a_relative_path_is_meant_where_the_sink_was_made(tmp_path, monkeypatch):
