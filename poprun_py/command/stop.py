@@ -30,6 +30,7 @@ killed. A second stop of the same job kills it at once. If one JOB is not found,
 Exit codes:
   0    all jobs have ended
   2    a JOB is not the name of one job of yours; none was stopped
+  3    a launcher cannot be signalled
   124  a job still ran after --timeout
 
 \b

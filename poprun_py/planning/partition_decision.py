@@ -290,7 +290,7 @@ def _use(
         without_reset = replace(config, reset_partition=False)
         if resets and not _obstacle(without_reset, request, now, existing):
             return _busy(decision, config, obstacle, ["use --reset-partition no"])
-        return _busy(decision, config, obstacle, _ways_to_fit(config, request, now))
+        return _busy(decision, config, obstacle, _ways_to_fit(config, request, now, existing))
     return decision
 
 
@@ -341,10 +341,13 @@ def _update(
         f"partition {existing.name} does not fit: it has {old}; {new} {are(request.size)} needed"
     )
     is_own = existing.owner == now.user
+    others = [each for each in now.partitions if each is not existing]
+    if request.size > len(now.pod.ipus()):
+        return refusal(now.where, _why_impossible(request, now))
     if not config.update_partition or not is_own:
-        ways = _ways_to_fit(config, request, now)
+        ways = _ways_to_fit(config, request, now, existing)
         owner = f", and it belongs to {existing.owner}" if config.update_partition else ""
-        if is_own:
+        if is_own and _has_room(request, now, others):
             ways.append("add --update-partition yes")
         return refusal(now.where, f"{_alternatives(ways)}: {misfit}{owner}")
     decision = replace(
@@ -357,23 +360,47 @@ def _update(
     held = now.held(existing)
     if held:
         busy = f"{in_use_text(existing, held)}, and cannot be changed"
-        return _busy(decision, config, busy, _ways_to_fit(config, request, now))
-    others = [each for each in now.partitions if each is not existing]
+        return _busy(decision, config, busy, _ways_to_fit(config, request, now, existing))
     return _refused_without_room(decision, config, request, now, others)
 
 
-def _ways_to_fit(config: LaunchConfig, request: PartitionRequest, now: PodState) -> list[str]:
-    """Return the remedies for a launch that cannot use its partition; the best one comes first."""
+def _ways_to_fit(
+    config: LaunchConfig, request: PartitionRequest, now: PodState, existing: Partition
+) -> list[str]:
+    """Return the remedies for a launch that cannot use the partition ``existing``, the best first.
+
+    The list has at least one remedy.
+    """
     if fitting := _fitting(config, request, now):
         return [f"use {fitting}"]
     ways = []
-    with contextlib.suppress(PodError):
-        new = replace(request, name="new")
-        place_partition(now.pod, now.partitions, new, owner=now.user, created=0.0)
+    if _has_room(replace(request, name="new"), now, now.partitions):
         ways.append("name a new partition with --vipu-partition")
-    if request.num_ilds in (None, 1) and request.sync_type in (None, SyncType.C2_COMPATIBLE):
+    may_be_reconfigurable = (
+        request.size <= LINK_DOMAIN_IPUS
+        and request.num_ilds in (None, 1)
+        and request.sync_type in (None, SyncType.C2_COMPATIBLE)
+    )
+    if may_be_reconfigurable and not existing.reconfigurable:
         ways.append("use one made with --reconfigurable")
     return ways or ["name another partition with --vipu-partition"]
+
+
+def _has_room(request: PartitionRequest, now: PodState, others: Sequence[Partition]) -> bool:
+    """Tell whether the requested partition can be made beside the partitions ``others``."""
+    with contextlib.suppress(PodError):
+        place_partition(now.pod, others, request, owner=now.user, created=0.0)
+        return True
+    return False
+
+
+def _why_impossible(request: PartitionRequest, now: PodState) -> str:
+    """Return why even an empty pod has no room for the requested partition; empty if it has."""
+    try:
+        place_partition(now.pod, (), request, owner=now.user, created=0.0)
+    except PodError as error:
+        return f"{error} ({now.where} has {len(now.pod.ipus())})"
+    return ""
 
 
 def _busy(
@@ -414,10 +441,9 @@ def _refused_without_room(
         return refusal(now.where, str(error))
     # If the new partition fits into an empty pod, the job may wait until users remove other
     # partitions.
-    try:
-        made = place_partition(now.pod, (), request, owner=now.user, created=0.0)
-    except PodError as error:
-        return refusal(now.where, f"{error} ({now.where} has {len(ipus)})")
+    if impossible := _why_impossible(request, now):
+        return refusal(now.where, impossible)
+    made = place_partition(now.pod, (), request, owner=now.user, created=0.0)
     free = len(ipus) - sum(each.size for each in others)
     apart = ", but not as one suitable block" if free >= request.size else ""
     names = first_of([owner_text(each, now) for each in others])

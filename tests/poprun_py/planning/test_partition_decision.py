@@ -97,6 +97,31 @@ def test_the_partition_comes_from_the_option_the_variable_or_is_the_only_one(pod
     assert none_fits.reason.startswith("name one with --vipu-partition or IPUOF_VIPU_API_PARTITION")
 
 
+@pytest.mark.parametrize("update", [False, True])
+def test_a_job_that_is_larger_than_the_pod_gets_no_advice_about_partitions(pod, update):
+    now = pod("fits, preconfigured")
+    too_many = 2 * len(now.pod.ipus())
+    config = LaunchConfig(num_instances=2, num_replicas=too_many, update_partition=update)
+    refused = decide_partition(config, {}, now, new_name=OWN)
+    assert refused.is_refused
+    assert "use a larger pod: " in refused.reason
+    assert not {"--update-partition", "--reconfigurable", "--vipu-partition"} & {
+        word.strip(":,") for word in refused.reason.split()
+    }
+
+
+def test_a_reconfigurable_partition_that_is_too_small_is_not_told_to_be_reconfigurable(pod):
+    now = pod("fits, preconfigured")
+    (partition,) = now.partitions
+    small = replace(partition, ipus=partition.ipus[:2], reconfigurable=True)
+    reasons = []
+    for each in (small, replace(small, reconfigurable=False)):
+        state = replace(now, partitions=(each,))
+        reasons.append(decide_partition(LaunchConfig(**JOB), {}, state, new_name=OWN).reason)
+    assert all("add --update-partition yes: partition p does not fit" in text for text in reasons)
+    assert ["use one made with --reconfigurable" in text for text in reasons] == [False, True]
+
+
 def test_a_launch_without_a_partition_creates_a_temporary_one(pod):
     use = decide_partition(LaunchConfig(**JOB), {}, pod("absent"), new_name=OWN)
     assert (use.name, use.is_temporary, use.removes) == (OWN, True, True)
