@@ -11,6 +11,7 @@ import pytest
 from support.launcher.listed_runs import write_run
 from support.terminals import Typist
 
+from poprun_py import process_info
 from poprun_py.command.cli import run
 
 OLD = 1000.0
@@ -142,6 +143,8 @@ def test_a_user_is_asked(out, tmp_path):
     for answer, left in (("\r", "old"), ("n\r", "old"), ("\x03", "old"), ("y\r", "")):
         with Typist(command, cwd=tmp_path) as user:
             user.expect(r"old +finished.*remove 1 run \(\d+ KiB\)\? \[y/N\]: ")
+            # Python does not notice a Ctrl-C between its question and its wait for the answer.
+            user.wait_until(lambda pid=user.pid: process_info.state_letter(pid) == "S")
             user.type(answer)
             assert user.ended() == (130 if answer == "\x03" else 1 if left else 0)
         assert names(out) == sorted(filter(None, ["latest", "new", left]))
