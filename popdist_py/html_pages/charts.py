@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from poprun_py.display.chart_colours import (
+from popdist_py.html_pages.chart_colours import (
     LIGHT,
     NEUTRAL,
     NUM_COLOURS,
@@ -20,7 +20,7 @@ from poprun_py.display.chart_colours import (
     faint_colour,
     series_colour,
 )
-from poprun_py.display.page import Chart
+from popdist_py.html_pages.page import Chart
 
 _BAR_HEIGHT, _HEIGHT_AROUND_BARS, _MOST_BARS_HEIGHT = 30, 110, 1600
 # A chart with more than 16 series has no legend, because the legend would be larger than the chart.

@@ -245,7 +245,7 @@ def _chart_scripts(figures: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     import base64
     import hashlib
 
-    from poprun_py.display.chart_colours import DARK
+    from popdist_py.html_pages.chart_colours import DARK
 
     script = _file("charts.js")
     return {

@@ -14,8 +14,8 @@ from typing import Any
 
 from popdist_py.environment import RESUME_EXIT_CODE
 from popdist_py.errors import counted
+from popdist_py.html_pages.page import Cell, Code, Details, Part, Sentence, Table, fragment
 from poprun_py.display.formatting import bytes_text
-from poprun_py.display.page import Cell, Code, Details, Part, Sentence, Table, fragment
 from poprun_py.launching.failure_report import (
     diagnosis,
     report_text,

@@ -8,9 +8,19 @@ from functools import partial
 from pathlib import PurePath
 
 from popdist_py.errors import counted
-from poprun_py.display.charts import Bars, Line, Mark, bars, lines, over_time, points
+from popdist_py.html_pages.charts import Bars, Line, Mark, bars, lines, over_time, points
+from popdist_py.html_pages.page import (
+    Alert,
+    Chart,
+    Fact,
+    Facts,
+    Part,
+    Section,
+    Sentence,
+    Table,
+    page,
+)
 from poprun_py.display.formatting import milliseconds_text, number_text
-from poprun_py.display.page import Alert, Chart, Fact, Facts, Part, Section, Sentence, Table, page
 from poprun_py.display.tables import Column
 from poprun_py.past_runs.comparison import SAMPLES, SECONDS, Comparison, RunGroup, Spread
 from poprun_py.past_runs.comparison_tables import (

@@ -11,10 +11,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from poprun_py.display.chart_colours import LIGHT, NEUTRAL, series_colour
-from poprun_py.display.charts import Bars, bars
+from popdist_py.html_pages.chart_colours import LIGHT, NEUTRAL, series_colour
+from popdist_py.html_pages.charts import Bars, bars
+from popdist_py.html_pages.page import Chart, Fact
 from poprun_py.display.formatting import duration_text
-from poprun_py.display.page import Chart, Fact
 from poprun_py.past_runs.pages.training_sections import drawn_instances
 from poprun_py.past_runs.recorded_run import RecordedRun
 from poprun_py.running.watch.job_view import JobView

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from popdist_py.errors import plural
-from poprun_py.display.chart_colours import LIGHT, NEUTRAL, series_colour
-from poprun_py.display.charts import Bars, Mark, bars, over_time
+from popdist_py.html_pages.chart_colours import LIGHT, NEUTRAL, series_colour
+from popdist_py.html_pages.charts import Bars, Mark, bars, over_time
+from popdist_py.html_pages.page import Chart, ChartRow, Part, Section, Sentence, SvgImage
 from poprun_py.display.formatting import bytes_text, milliseconds_text, number_text
-from poprun_py.display.page import Chart, ChartRow, Part, Section, Sentence, SvgImage
 from poprun_py.past_runs.pages.training_sections import (
     TRAINING_BEGAN,
     Point,

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from popdist_py.atomic_file import write_whole
 from popdist_py.errors import counted, plural
-from poprun_py.display.formatting import bytes_text, duration_text, iso_date_text, iso_time
-from poprun_py.display.page import (
+from popdist_py.html_pages.page import (
     Alert,
     Badge,
     Code,
@@ -32,6 +31,7 @@ from poprun_py.display.page import (
     load_templates,
     page,
 )
+from poprun_py.display.formatting import bytes_text, duration_text, iso_date_text, iso_time
 from poprun_py.errors import UsageError
 from poprun_py.options.run_labels import label_lines
 from poprun_py.past_runs.doubts import doubts_of_runs

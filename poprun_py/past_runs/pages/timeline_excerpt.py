@@ -17,10 +17,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
-from poprun_py.display.chart_colours import NEUTRAL, NUM_COLOURS, series_colour
-from poprun_py.display.charts import bars, plotly_text
+from popdist_py.html_pages.chart_colours import NEUTRAL, NUM_COLOURS, series_colour
+from popdist_py.html_pages.charts import bars, plotly_text
+from popdist_py.html_pages.page import Chart, Section, Sentence
 from poprun_py.display.formatting import duration_text, milliseconds_text
-from poprun_py.display.page import Chart, Section, Sentence
 from poprun_py.past_runs.recorded_run import DAMAGE_ERRORS
 
 # The largest number of uncompressed bytes (about 80,000 spans) to read from a trace.

@@ -10,10 +10,10 @@ from itertools import groupby
 from typing import Any, TypeAlias
 
 from popdist_py.errors import plural
-from poprun_py.display.chart_colours import NEUTRAL, series_colour
-from poprun_py.display.charts import Bars, Line, Mark, Sample, bars, histogram, lines, over_time
+from popdist_py.html_pages.chart_colours import NEUTRAL, series_colour
+from popdist_py.html_pages.charts import Bars, Line, Mark, Sample, bars, histogram, lines, over_time
+from popdist_py.html_pages.page import Chart, ChartRow, Fact, Part, Section, Sentence, Table
 from poprun_py.display.formatting import milliseconds_text, number_text
-from poprun_py.display.page import Chart, ChartRow, Fact, Part, Section, Sentence, Table
 from poprun_py.past_runs.measured_run import logged
 from poprun_py.past_runs.recorded_run import RecordedRun, seconds_since_epoch
 from poprun_py.running.watch.instance_state import median, percentile

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 from popdist_py.errors import counted
+from popdist_py.html_pages.page import Alert, Code, InlineSvgs, Section, Sentence, Table, page
 from poprun_py.display.formatting import bytes_text, numbered, ranges_text
-from poprun_py.display.page import Alert, Code, InlineSvgs, Section, Sentence, Table, page
 from poprun_py.machines.host_list import compress
 from poprun_py.machines.machine import Core, Machine, NumaNode
 from poprun_py.planning.cpu_placement import hardware_threads

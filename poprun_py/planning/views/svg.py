@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from poprun_py.display.page import showable
+from popdist_py.html_pages.page import showable
 from poprun_py.planning.views.text_drawing import wrapped
 
 _FONT = "system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif"

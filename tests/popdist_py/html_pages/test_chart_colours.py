@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from poprun_py.display.chart_colours import DARK, NUM_COLOURS, dash, series_colour
+from popdist_py.html_pages.chart_colours import DARK, NUM_COLOURS, dash, series_colour
 
 # Models of colour blindness by Machado, Oliveira and Fernandes (2009), with severity 1.
 SIGHTS = {

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.display.charts import (
+from popdist_py.html_pages.charts import (
     MOST_POINTS,
     Bars,
     Line,
@@ -67,7 +67,7 @@ def test_plotly_accepts_every_figure():
 def test_charts_do_not_import_plotly(script):
     program = script(
         "import sys\n"
-        "from poprun_py.display import charts, page\n"
+        "from popdist_py.html_pages import charts, page\n"
         "from poprun_py.past_runs.pages import run_page\n"
         "page.packed_plotly()\n"
         "heavy = {'plotly', 'numpy', 'torch', 'rich'}\n"

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from support.repository import ROOT
 
-from poprun_py import display
-from poprun_py.display.charts import Line, lines
-from poprun_py.display.page import (
+from popdist_py import html_pages
+from popdist_py.html_pages.charts import Line, lines
+from popdist_py.html_pages.page import (
     Alert,
     Badge,
     Cell,
@@ -76,7 +76,7 @@ def every_part(text: str):
 
 
 def test_page_of_every_part(golden, monkeypatch):
-    monkeypatch.setattr("poprun_py.display.page.packed_plotly", lambda: "PLOTLY")
+    monkeypatch.setattr("popdist_py.html_pages.page.packed_plotly", lambda: "PLOTLY")
     text = page(
         "Title", [Section("One", every_part("words")), Section("None", ())], lead="Lead.",
         badge=Badge("Failed", "bad"), opening=[Sentence("Opening.")], footer="Footer.",
@@ -129,7 +129,7 @@ def test_plotly_is_embedded_once_and_only_with_charts():
 
 
 def test_without_plotly_a_page_tells_what_to_install_and_keeps_the_summaries(monkeypatch):
-    monkeypatch.setattr("poprun_py.display.page.packed_plotly", lambda: "")
+    monkeypatch.setattr("popdist_py.html_pages.page.packed_plotly", lambda: "")
     text = page("t", [Section("One", [chart(told="It falls.")])])
     assert "<script" not in text
     assert "pip install plotly" in text
@@ -176,8 +176,8 @@ def test_a_figure_cannot_end_its_script_element():
 def test_an_installed_package_has_the_templates_and_styles():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    patterns = setup["options.package_data"]["poprun_py"].split()
-    folder = Path(display.__file__).parent
+    patterns = setup["options.package_data"]["popdist_py"].split()
+    folder = Path(html_pages.__file__).parent
     installed = {path for each in patterns for path in folder.parent.glob(each)}
     others = {path for path in folder.iterdir() if path.is_file() and path.suffix != ".py"}
     assert others
