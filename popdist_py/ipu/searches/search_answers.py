@@ -16,7 +16,10 @@ from popdist_py.ipu.documents.document import Cell, Column, Document, Section, S
 from popdist_py.ipu.documents.report import Report
 from popdist_py.ipu.graph import Graph, Placement
 from popdist_py.ipu.memory import memory
-from popdist_py.ipu.searches import Run, best_splits, cheapest_recomputation, largest_batch
+from popdist_py.ipu.searches.batch import largest_batch
+from popdist_py.ipu.searches.recomputation import cheapest_recomputation
+from popdist_py.ipu.searches.run import Run
+from popdist_py.ipu.searches.splits import best_splits
 
 __all__ = ["Answer", "find_batch", "find_recomputation", "find_splits", "first_modules"]
 

@@ -1,97 +1,28 @@
-"""Search algorithms for the largest batch, best stages and cheapest recomputation that fit.
+"""The search for the division of a model into stages that fit into memory and run fastest.
 
-A search changes the configuration of a run in many ways, and estimates the memory and time of each
-changed configuration. The modules ``memory`` and ``cycles`` estimate the memory and the time of a
-single configuration.
+The module ``splits`` does not search for checkpoints or for the number of samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
 from math import inf
 from typing import Final
 
-from popdist_py.ipu.cycles import cycles
-from popdist_py.ipu.graph import Graph, Placement
-from popdist_py.ipu.memory import (
-    ESTIMATES,
-    Estimates,
-    ipu_fits,
-    least_bytes,
-    memory,
-    stash_depth,
-)
-from popdist_py.ipu.memory_contents import IpuMemory
-from popdist_py.ipu.settings import Settings
-from popdist_py.ipu.specification import IPU
-from popdist_py.ipu.stage_cycles import CYCLE_MODEL, CycleModel, operation_cycles
+from popdist_py.ipu.graph import Placement
+from popdist_py.ipu.memory import ipu_fits, least_bytes, stash_depth
+from popdist_py.ipu.searches.places import places_to_cut
+from popdist_py.ipu.searches.run import Run
+from popdist_py.ipu.stage_cycles import operation_cycles
 
-__all__ = [
-    "Run",
-    "best_splits",
-    "cheapest_recomputation",
-    "largest_batch",
-    "least_slowest",
-    "places_to_cut",
-    "with_checkpoints",
-]
+__all__ = ["best_splits", "least_slowest"]
 
 # The largest number of places (possible beginnings of stages) for which a search for the best
 # stages tries all places at once. The time of a search for the best stages grows with the square of
 # the number of places (possible beginnings of stages).
 _MANY_PLACES: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """The configuration of a run: all values that determine its memory and clock cycles."""
-
-    graph: Graph
-    placement: Placement
-    settings: Settings
-    ipu: IPU
-    estimates: Estimates = ESTIMATES
-    model: CycleModel = CYCLE_MODEL
-
-    @property
-    def fits(self) -> bool:
-        """Whether the model fits into the memory of every IPU with this configuration."""
-        return memory(self.graph, self.placement, self.settings, self.ipu, self.estimates).fits
-
-    @property
-    def fullest(self) -> IpuMemory:
-        """The data and code in the memory of the IPU that contains the fullest tile."""
-        report = memory(self.graph, self.placement, self.settings, self.ipu, self.estimates)
-        return report.fullest
-
-    @property
-    def cycles(self) -> int:
-        """The number of clock cycles that one call of the model takes."""
-        return cycles(self.graph, self.placement, self.settings, self.ipu, self.model).total
-
-
-def largest_batch(run: Run, limit: int = 2**16) -> int:
-    """Return the largest micro-batch (number of samples) that fits into memory, up to ``limit``.
-
-    The function returns 0 if a micro-batch of one sample does not fit into memory.
-    """
-
-    def fits(batch: int) -> bool:
-        return replace(run, graph=run.graph.with_batch(batch)).fits
-
-    if not fits(1):
-        return 0
-    fitting = 1
-    while 2 * fitting <= limit and fits(2 * fitting):
-        fitting *= 2
-    above = min(2 * fitting, limit + 1)
-    while above - fitting > 1:
-        middle = (fitting + above) // 2
-        fitting, above = (middle, above) if fits(middle) else (fitting, middle)
-    return fitting
 
 
 def best_splits(
@@ -230,67 +161,6 @@ def _ideal(
     return table
 
 
-def cheapest_recomputation(run: Run) -> Run | None:
-    """Return the configuration with the fastest kind of recomputation that fits into memory.
-
-    The function returns None if the model does not fit into memory with any kind of recomputation
-    of activations.
-    """
-    fitting = [other for other in _recomputations(run) if other.fits]
-    return min(fitting, key=lambda other: other.cycles, default=None)
-
-
-def places_to_cut(graph: Graph) -> tuple[int, ...]:
-    """Return the places between operations that only one tensor crosses.
-
-    A place (a possible beginning of a stage) lies between two consecutive operations. The number of
-    a place (a possible beginning of a stage between two operations) is the number of the operation
-    after the place.
-    """
-    return tuple(index for index, crossing in _crossings(graph) if len(crossing) == 1)
-
-
-def with_checkpoints(graph: Graph, places: Sequence[int]) -> Graph:
-    """Return a graph that keeps the tensors at the given places as recomputation checkpoints.
-
-    A tensor is at a place if an operation before the place computes it and a later operation reads
-    it.
-    """
-    wanted = dict(_crossings(graph))
-    marked = set()
-    for place in places:
-        for root in wanted[place]:
-            writers = (o for o in graph.operations[:place] if graph.root_of[o.output.name] == root)
-            marked |= {operation.name for operation in list(writers)[-1:]}
-    return replace(
-        graph,
-        operations=tuple(
-            replace(o, is_checkpoint=o.is_checkpoint or o.name in marked) for o in graph.operations
-        ),
-    )
-
-
-def _crossings(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:
-    """Yield each place between two operations, with the earlier tensors that are read after it.
-
-    A tensor crosses a place if an operation before the place computes it and a later operation
-    reads it. The function gives the crossing tensors as the names of their roots (the tensors that
-    own the memory).
-
-    The number of a place (a possible beginning of a stage between two operations) is the number of
-    the operation after the place. The crossing tensors do not include input tensors from the host,
-    because every stage may receive inputs from the host.
-    """
-    last = {graph.root_of[n]: i for i, o in enumerate(graph.operations) for n in o.inputs}
-    inputs = {tensor.name for tensor in graph.inputs}
-    made: set[str] = set()
-    for index, operation in enumerate(graph.operations):
-        if index:
-            yield index, frozenset(root for root in made if last.get(root, -1) >= index)
-        made.add(graph.root_of[operation.output.name])
-        made -= inputs
-
-
 def _placement(cuts: Sequence[int]) -> Placement:
     """Return a ``Placement`` with one stage between neighbouring ``cuts``, each on its own IPU."""
     stages = [s for s in range(len(cuts) - 1) for _ in range(cuts[s + 1] - cuts[s])]
@@ -364,16 +234,3 @@ def _stage_fits(run: Run, begin: int, end: int, stage: int, stages: int) -> bool
     rest = [*range(count - after + 1, count + 1)] if after else []
     placement = _placement([*before, end, *rest])
     return ipu_fits(run.graph, placement, run.settings, run.ipu, stage, run.estimates)
-
-
-def _recomputations(run: Run) -> Iterator[Run]:
-    """Yield the run with each kind of recomputation, then with ever fewer checkpoints."""
-    for recompute in ("none", "norm", "stage"):
-        yield replace(run, settings=replace(run.settings, recompute=recompute))
-    places = places_to_cut(run.graph)
-    settings = replace(run.settings, recompute="stage")
-    every = 1
-    while places and every <= len(places):
-        graph = with_checkpoints(run.graph, places[every - 1 :: every])
-        yield replace(run, graph=graph, settings=settings)
-        every *= 2

@@ -1,6 +1,6 @@
 """The explanation why a model does not fit into memory, and advice with the bytes saved.
 
-To compute the bytes that a change saves, the module ``what_if`` estimates the memory of a run with
+To compute the bytes that a change saves, the module ``advice`` estimates the memory of a run with
 the change.
 """
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from popdist_py.ipu.graph import Type
-from popdist_py.ipu.identical_modules import reused
 from popdist_py.ipu.memory_contents import IpuMemory
 from popdist_py.ipu.searches import Run, best_splits, places_to_cut, with_checkpoints
 from popdist_py.ipu.settings import SGD, Location
+from popdist_py.ipu.what_if.identical_modules import reused
 
 __all__ = ["Advice", "Kind", "OutOfMemory", "explain"]
 

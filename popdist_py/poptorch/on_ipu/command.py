@@ -23,8 +23,13 @@ from popdist_py.ipu.runs.run_from_command import (
     CommandOptions,
     run_from_command,
 )
-from popdist_py.ipu.search_answers import Answer, find_batch, find_recomputation, find_splits
 from popdist_py.ipu.searches import Run
+from popdist_py.ipu.searches.search_answers import (
+    Answer,
+    find_batch,
+    find_recomputation,
+    find_splits,
+)
 from popdist_py.ipu.specification import IPUS, MK2
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.on_ipu.graph_of_model import graph_of_model

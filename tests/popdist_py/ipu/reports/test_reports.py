@@ -15,8 +15,8 @@ from rich.console import Console
 from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.memory import memory
-from popdist_py.ipu.memory_over_time import curve
 from popdist_py.ipu.reports import execution_page, memory_page
+from popdist_py.ipu.reports.memory_over_time import curve
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, Location, Settings
 from popdist_py.ipu.specification import MK1, MK2

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from popdist_py.ipu.graph import Graph, Operation, Placement, Tensor
+from popdist_py.ipu.reports.tile_balance import tile_balance
 from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import MK2
 from popdist_py.ipu.stage_cycles import CYCLE_MODEL
-from popdist_py.ipu.tile_balance import tile_balance
 
 INFERENCE = Settings(is_training=False)
 

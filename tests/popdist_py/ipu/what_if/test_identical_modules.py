@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from popdist_py.ipu.graph import Placement
-from popdist_py.ipu.identical_modules import reused
+from popdist_py.ipu.what_if.identical_modules import reused
 from tools.device.ipu_graphs import mlp, resnet
 
 

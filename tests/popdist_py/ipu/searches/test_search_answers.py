@@ -7,8 +7,13 @@ import json
 import pytest
 
 from popdist_py.ipu.graph import Placement
-from popdist_py.ipu.search_answers import find_batch, find_recomputation, find_splits, first_modules
 from popdist_py.ipu.searches import Run
+from popdist_py.ipu.searches.search_answers import (
+    find_batch,
+    find_recomputation,
+    find_splits,
+    first_modules,
+)
 from popdist_py.ipu.settings import ADAM, MOMENTUM, Settings
 from popdist_py.ipu.specification import MK2
 from tools.device.ipu_graphs import mlp, resnet, transformer

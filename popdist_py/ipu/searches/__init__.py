@@ -1,0 +1,30 @@
+"""Searches for a configuration of a run that fits into the memory of its IPUs and runs fast.
+
+run               the class ``Run``: all values that determine a run's memory and clock cycles
+batch             the search for the largest micro-batch
+places            the places where a stage may begin, and the tensors that cross a place
+splits            the search for the fastest division of a model into stages
+recomputation     the search for the fastest kind of recomputation
+search_answers    the results of the searches for printing and as JSON
+
+A search changes the configuration of a run in many ways, and estimates the memory and time of each
+changed configuration. No module of this package estimates a single configuration itself, which the
+modules ``memory`` and ``cycles`` of the package ``ipu`` do.
+May call: ipu, documents, errors.
+"""
+
+from popdist_py.ipu.searches.batch import largest_batch
+from popdist_py.ipu.searches.places import places_to_cut, with_checkpoints
+from popdist_py.ipu.searches.recomputation import cheapest_recomputation
+from popdist_py.ipu.searches.run import Run
+from popdist_py.ipu.searches.splits import best_splits, least_slowest
+
+__all__ = [
+    "Run",
+    "best_splits",
+    "cheapest_recomputation",
+    "largest_batch",
+    "least_slowest",
+    "places_to_cut",
+    "with_checkpoints",
+]
