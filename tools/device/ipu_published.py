@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 from popdist_py.ipu.graph import Graph, Placement
+from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import (
     ADAM,
     HALF_ADAM,
@@ -25,7 +26,6 @@ from popdist_py.ipu.settings import (
     Settings,
 )
 from popdist_py.ipu.specification import BOW, IPU, MK1, MK2
-from popdist_py.ipu.what_if import Run
 from tools.device.ipu_graphs import mlp, resnet
 from tools.device.ipu_models import (
     Transformer,
