@@ -9,5 +9,5 @@ timeline_rows       the activities of the IPUs as spans of the timeline
 device_document     the memory, schedule and time of a model as JSON values
 
 No module of this package imports torch, reads PopTorch's options, logs, or writes files.
-May call: ipu, errors.
+May call: ipu, searches, errors.
 """

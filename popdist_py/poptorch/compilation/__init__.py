@@ -5,5 +5,5 @@ replicas), the setup of training, and the cache of executables (stored compiled 
 No module of this package runs a training step.
 May call: on_ipu, execution, replica_graphs, update, compressed, weights, options, placement,
 tracing, calls, group_norms, enums, logger, errors, and the library's collectives, atomic_file,
-environment, ipu, ipu.runs, own_files and timeline.
+environment, ipu, ipu.runs, ipu.searches, own_files and timeline.
 """

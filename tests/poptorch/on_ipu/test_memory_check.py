@@ -10,7 +10,7 @@ from poptorch.on_ipu.model_graphs import compile_as, model_graph
 from support.models import Mlp, classified, quiet_options
 
 import popdist_py.poptorch as poptorch
-from popdist_py.ipu import searches
+from popdist_py.ipu.searches import run as run_module
 from popdist_py.ipu.specification import MK2
 from popdist_py.ipu.what_if import Advice
 from popdist_py.poptorch.on_ipu import memory_check
@@ -191,7 +191,7 @@ def unanswerable(*_):
 
 @pytest.mark.parametrize("forward", [SMALL, None])
 def test_what_cannot_be_told_is_said_where_it_would_be_enforced(monkeypatch, log, forward):
-    monkeypatch.setattr(searches, "memory", unanswerable)
+    monkeypatch.setattr(run_module, "memory", unanswerable)
     assert compiled(monkeypatch, forward).isCompiled()
     assert log.records == []
     assert compiled(monkeypatch, forward, lambda o: o.Emulator.device("mk1")).isCompiled()

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from popdist_py.ipu import searches
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.memory import memory
 from popdist_py.ipu.searches import (
@@ -19,6 +18,7 @@ from popdist_py.ipu.searches import (
     largest_batch,
     least_slowest,
     places_to_cut,
+    splits,
     with_checkpoints,
 )
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, MOMENTUM, Settings
@@ -205,8 +205,8 @@ def test_many_places_are_not_all_tried(monkeypatch):
     tiny = replace(MK2, tiles=6)
     run = Run(graph, Placement.cut(graph), options, tiny)
     asked = []
-    real = searches.ipu_fits
-    monkeypatch.setattr(searches, "ipu_fits", lambda *a: asked.append(a[4]) or real(*a))
+    real = splits.ipu_fits
+    monkeypatch.setattr(splits, "ipu_fits", lambda *a: asked.append(a[4]) or real(*a))
     assert len(places_to_cut(graph)) > 3 * 64
     found = best_splits(run, 8)
     assert memory(graph, found, options, tiny).fits
@@ -217,7 +217,7 @@ def test_many_places_are_not_all_tried(monkeypatch):
 
 
 def test_all_places_are_tried_where_some_do_not_fit(monkeypatch):
-    monkeypatch.setattr(searches, "_MANY_PLACES", 1)
+    monkeypatch.setattr(splits, "_MANY_PLACES", 1)
     graph = mlp([64, 2048, 2048, 2048, 64, 64, 64, 64], batch=8)
     options = Settings(accumulation=5, optimizer=ADAM)
     for tiles in range(100, 400, 10):
