@@ -17,7 +17,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Weight
-from popdist_py.ipu.memory_contents import Category, Contribution, IpuMemory, MemoryReport
+from popdist_py.ipu.memory_contents import (
+    Category,
+    Contribution,
+    IpuMemory,
+    MemoryReport,
+    verdict_of,
+)
 from popdist_py.ipu.settings import Location, Settings
 from popdist_py.ipu.specification import IPU
 from popdist_py.ipu.tensor_liveness import (
@@ -146,12 +152,13 @@ def ipu_fits(
 ) -> bool:
     """Return whether those stages of a model that run on one IPU fit into the IPU's memory.
 
-    To save time, ``fits`` first checks only the data that always stays in memory.
+    The stages do not fit if their verdict is "close". To save time, ``ipu_fits`` first checks only
+    the data that always stays in memory.
     """
     tiles = ipu.tiles - settings.io_tiles
     stages = [s for s, where in enumerate(placement.ipus) if where == number]
     parts = _always_live(graph, placement, settings, stages, tiles, estimates)
-    if _fullest_tile(parts, tiles, estimates.grain) > ipu.tile_bytes:
+    if verdict_of(_fullest_tile(parts, tiles, estimates.grain) / ipu.tile_bytes) != "fits":
         return False
     return ipu_memory(graph, placement, settings, ipu, number, estimates).fits
 

@@ -15,7 +15,13 @@ from popdist_py.errors import counted
 from popdist_py.ipu.documents.document import Column, Course, Document, Section, Share
 from popdist_py.ipu.documents.report import Report
 from popdist_py.ipu.memory import memory
-from popdist_py.ipu.memory_contents import Category, IpuMemory
+from popdist_py.ipu.memory_contents import (
+    UNCERTAINTY,
+    Category,
+    IpuMemory,
+    MemoryReport,
+    Verdict,
+)
 from popdist_py.ipu.reports.memory_over_time import LiveBytes, curve
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.what_if import OutOfMemory, explain
@@ -23,8 +29,9 @@ from popdist_py.ipu.what_if import OutOfMemory, explain
 __all__ = ["MemoryPage", "memory_page"]
 
 # The version of the report's JSON format. The version of the report's JSON format is increased when
-# a key of the JSON is removed or gets another meaning.
-_VERSION: Final = 1
+# a key of the JSON is removed or gets another meaning. In version 2, ``fits`` is False for a model
+# that is close to the limit.
+_VERSION: Final = 2
 _LARGEST: Final = 5
 _IPUS_IN_A_ROW: Final = 8
 
@@ -39,8 +46,8 @@ class MemoryPage(Report):
         ipus: The contents of the memory of each IPU.
         curves: For each IPU, the used bytes at every moment of a micro-batch and of the weight
             update.
-        problem: The explanation why the model does not fit into memory, with advice; None if it
-            fits.
+        problem: The explanation why the model does not fit into memory or is close to the limit,
+            with advice; None if it fits.
     """
 
     device: str
@@ -50,23 +57,29 @@ class MemoryPage(Report):
     problem: OutOfMemory | None
 
     @property
+    def share(self) -> float:
+        """The bytes that the fullest tile of all IPUs needs, divided by the memory of a tile."""
+        return MemoryReport(self.ipus).share
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the model fits on the IPUs, is close to the limit, or does not fit."""
+        return MemoryReport(self.ipus).verdict
+
+    @property
     def fits(self) -> bool:
-        """Whether the model fits into the memory of every IPU."""
-        return self.problem is None
+        """Whether the model fits into the memory of every IPU, and is not close to the limit."""
+        return self.verdict == "fits"
 
     def document(self) -> Document:
         """Return the headline and tables that display this report."""
         number = len(self.ipus)
         where = counted(number, f"{self.device} IPU")
-        if self.problem is None:
-            full = Share(max(_fullest(own) for own in self.ipus) / self.tile_bytes)
-            headline = f"Memory: fits on {where}; the fullest tile needs {full} of what it has"
-        else:
-            own = self.problem.memory
-            headline = (
-                f"Memory: does not fit on {where}; the fullest tile of IPU {own.ipu} needs "
-                f"{_fullest(own):,} bytes and has {self.tile_bytes:,}"
-            )
+        said = "close to the limit" if self.verdict == "close" else self.verdict
+        headline = (
+            f"Memory: {said} on {where}; the fullest tile needs {self.share:.1%} "
+            f"+- {UNCERTAINTY:.0%} of its {self.tile_bytes:,} bytes"
+        )
         sections = (*self._advice(), self._ipus(), *self._categories(), self._contributions())
         return Document(headline, self.fits, (*sections, self._curves()))
 
@@ -74,7 +87,8 @@ class MemoryPage(Report):
         """Return the report as a dictionary of JSON values.
 
         In the report's dictionary, memory is given in bytes. The entry ``advice`` of the report is
-        an empty list if the model fits into memory.
+        an empty list if the model fits into memory. The entry ``uncertainty`` is the uncertainty of
+        every ``share``, the used part of the fullest tile.
         """
         return {
             "version": _VERSION,
@@ -82,6 +96,9 @@ class MemoryPage(Report):
             "device": self.device,
             "tile_bytes": self.tile_bytes,
             "fits": self.fits,
+            "verdict": self.verdict,
+            "share": self.share,
+            "uncertainty": UNCERTAINTY,
             "ipus": [
                 {
                     "ipu": own.ipu,
@@ -96,6 +113,8 @@ class MemoryPage(Report):
                     "not_always_live": own.not_always_live,
                     "peak_at": own.peak_at,
                     "fits": own.fits,
+                    "verdict": own.verdict,
+                    "share": own.share,
                     "by_category": dict(own.by_category()),
                     "largest": [asdict(part) for part in own.largest(_LARGEST)],
                     "liveness": [[point.moment, point.bytes] for point in live],

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.memory import memory
-from popdist_py.ipu.memory_contents import IpuMemory
+from popdist_py.ipu.memory_contents import UNCERTAINTY, IpuMemory
 from popdist_py.ipu.schedule import Schedule, schedule
 from popdist_py.ipu.searches import Run
 
@@ -58,7 +58,13 @@ def model_document(run: Run, name: str, *, is_named: bool) -> dict[str, Any]:
         },
         "replicas": settings.replicas,
         "stages": placement.num_stages,
-        "memory": {"fits": report.fits, "ipus": [_memory(own) for own in report.ipus]},
+        "memory": {
+            "fits": report.fits,
+            "verdict": report.verdict,
+            "share": report.share,
+            "uncertainty": UNCERTAINTY,
+            "ipus": [_memory(own) for own in report.ipus],
+        },
         "schedule": {
             "is_whole": is_whole,
             "cycles": list(first.cycles),
@@ -84,5 +90,7 @@ def _memory(own: IpuMemory) -> dict[str, Any]:
         "capacity": own.capacity,
         "fullest_tile": max(own.fullest_tile, own.fullest_io_tile),
         "fits": own.fits,
+        "verdict": own.verdict,
+        "share": own.share,
         "by_category": dict(own.by_category()),
     }

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from popdist_py.ipu.graph import Type
-from popdist_py.ipu.memory_contents import IpuMemory
+from popdist_py.ipu.memory_contents import UNCERTAINTY, IpuMemory
 from popdist_py.ipu.searches import Run, best_splits, places_to_cut, with_checkpoints
 from popdist_py.ipu.settings import SGD, Location
 from popdist_py.ipu.what_if.identical_modules import reused
@@ -49,7 +49,7 @@ class Advice:
         change: A text that describes the change of the model or its options for the user.
         saved: The bytes that the change saves on the fullest IPU. The fullest IPU after the change
             may be another IPU than before the change.
-        fits: Whether the model fits into memory if only this change is made.
+        fits: Whether the model gets the verdict "fits" (not "close") if only this change is made.
         kind: A fixed word for the kind of the change, which programs can compare.
         how: The PopTorch call or option with which the user makes the change. By default, ``how``
             is an empty text. The module ``poptorch_advice`` sets ``how``.
@@ -64,7 +64,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """The explanation why a model does not fit into memory.
+    """The explanation why a model does not fit into memory, or is close to the limit.
 
     Attributes:
         memory: The data and code in the memory of the IPU that contains the fullest tile.
@@ -77,12 +77,8 @@ class OutOfMemory:
 
     def __str__(self) -> str:
         own = self.memory
-        sort, used = "tile", own.fullest_tile
-        if own.fullest_io_tile > used:
-            sort, used = "I/O tile", own.fullest_io_tile
         lines = [
-            f"Out of memory on IPU {own.ipu}: {used:,} bytes used on the fullest {sort} but tiles "
-            f"only have {own.tile_bytes:,}.",
+            self._first_line(),
             f"All tiles: {own.needed:,} bytes needed of {own.capacity:,}, peak at {own.peak_at}.",
             "Largest contributions:",
             *(f"  {_megabytes(p.bytes)}  {p.category}: {p.name}" for p in own.largest()),
@@ -96,9 +92,27 @@ class OutOfMemory:
                 lines.append(f"      {advice.how}")
         return "\n".join(lines)
 
+    def _first_line(self) -> str:
+        own = self.memory
+        sort, used = "tile", own.fullest_tile
+        if own.fullest_io_tile > used:
+            sort, used = "I/O tile", own.fullest_io_tile
+        if own.verdict == "close":
+            return (
+                f"Close to the limit on IPU {own.ipu}: {used:,} bytes used on the fullest {sort} "
+                f"of {own.tile_bytes:,} ({own.share:.1%} +- {UNCERTAINTY:.0%})."
+            )
+        return (
+            f"Out of memory on IPU {own.ipu}: {used:,} bytes used on the fullest {sort} but tiles "
+            f"only have {own.tile_bytes:,}."
+        )
+
 
 def explain(run: Run) -> OutOfMemory | None:
-    """Return the reason why a model does not fit into memory, with advice; None if it fits."""
+    """Return the reason why a model does not fit into memory, with advice; None if it fits.
+
+    A model that is close to the limit gets advice too, because it may not fit.
+    """
     own = run.fullest
     if own.fits:
         return None

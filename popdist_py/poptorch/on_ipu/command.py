@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 import click
 from rich.console import Console
 
+from popdist_py.ipu.memory_contents import Verdict
 from popdist_py.ipu.reports import ExecutionPage, MemoryPage, execution_page, memory_page
 from popdist_py.ipu.runs.model_graph import ModelGraph
 from popdist_py.ipu.runs.run_from_command import (
@@ -49,7 +50,8 @@ __all__ = ["COMMAND", "main"]
 _NAME: Final = "python -m popdist_py.ipu"
 # The exit codes of the command ``python -m popdist_py.ipu``. The library click also exits with code
 # 2 if a command-line option is wrong.
-_FITS, _TOO_LARGE, _CANNOT_TELL = 0, 1, 2
+_FITS, _TOO_LARGE, _CANNOT_TELL, _CLOSE = 0, 1, 2, 4
+_CODES: Final[dict[Verdict, int]] = {"fits": _FITS, "close": _CLOSE, "does not fit": _TOO_LARGE}
 
 _HELP: Final = """\
 Says whether a model fits into IPUs, what of it needs the memory, and what a call takes. Nothing is
@@ -62,7 +64,8 @@ Without them --input says their shapes.
 Splits that the module has (poptorch.BeginBlock, poptorch.Block) count unless --split says others.
 
 \b
-Exit codes: 0 it fits, 1 it does not, 2 cannot tell (something is wrong with what was given).
+Exit codes: 0 it fits, 1 it does not, 2 cannot tell (something is wrong with what was given),
+4 it is close to the limit: the fullest tile needs 95 to 105 % of its memory.
 
 \b
 Examples:
@@ -281,10 +284,11 @@ def _tell_pages(run: Run, *, as_json: bool) -> int:
     memory, execution = memory_page(run), execution_page(run)
     if as_json:
         pages = {"memory": memory.to_json(), "execution": execution.to_json()}
-        click.echo(json.dumps({"version": 1, "fits": memory.fits, **pages}))
+        told = {"version": 2, "fits": memory.fits, "verdict": memory.verdict}
+        click.echo(json.dumps({**told, **pages}))
     else:
         _show(memory, execution)
-    return _FITS if memory.fits else _TOO_LARGE
+    return _CODES[memory.verdict]
 
 
 def _show(*reports: MemoryPage | ExecutionPage | Answer) -> None:

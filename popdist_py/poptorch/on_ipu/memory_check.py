@@ -36,10 +36,11 @@ _warned: Final[set[str]] = set()
 def check_memory(run: Run | None, options: Options, state: DeviceState, num_ipus: int) -> None:
     """Raise an error or log a warning if a model does not fit into the memory of its IPUs.
 
-    The option ``Emulator.memory`` selects an error, a warning or no check. In a distributed job,
-    all instances check the same model and get the same result. Only instance 0 of a distributed job
-    logs the warning that a model does not fit into memory. If the needed memory cannot be estimated
-    from the model's graph, only the weights and buffers are counted.
+    A model that is close to the limit gets only a warning, because the estimate is not exact enough
+    to refuse it. The option ``Emulator.memory`` selects an error, a warning or no check. In a
+    distributed job, all instances check the same model and get the same result. Only instance 0 of
+    a distributed job logs the warning that a model does not fit into memory. If the needed memory
+    cannot be estimated from the model's graph, only the weights and buffers are counted.
 
     Args:
         run: The model's graph with the options of the run, or None if the graph is not known.
@@ -63,12 +64,13 @@ def check_memory(run: Run | None, options: Options, state: DeviceState, num_ipus
         lacking = "" if fullest.fits else _first_line(OutOfMemory(fullest, ()))
     if not lacking:
         return
-    if mode == "enforce":
+    is_close = fullest is not None and fullest.verdict == "close"
+    if mode == "enforce" and not is_close:
         lack = _explained(run)
         raise Error(f"{lack or lacking}\n{_how_to_run(options)}", type=_ERROR_TYPE)
-    if lacking not in _warned:
+    if speaks and lacking not in _warned:
         _warned.add(lacking)
-        logger.warning("%s", _line(lacking, _explained(run), options))
+        logger.warning("%s", _line(lacking, _explained(run), options, is_close=is_close))
 
 
 def _fullest(run: Run | None) -> IpuMemory | None:
@@ -117,7 +119,7 @@ def _lacking_for_weights(options: Options, state: DeviceState, num_ipus: int) ->
     )
 
 
-def _line(lacking: str, lack: OutOfMemory | None, options: Options) -> str:
+def _line(lacking: str, lack: OutOfMemory | None, options: Options, *, is_close: bool) -> str:
     """Return a warning with the missing memory, the best advice, and the memory check's options."""
     advice = () if lack is None else lack.advice
     helping = [each for each in advice if each.fits] or advice
@@ -128,9 +130,13 @@ def _line(lacking: str, lack: OutOfMemory | None, options: Options) -> str:
         for each in helping[:1]
     )
     more = "" if lack is None else "print(model.memoryReport()) shows more, "
+    if is_close:
+        told = "The model may or may not fit"
+    else:
+        told = f"The emulation runs all the same: {_how_to_enforce(options)} refuses such a model"
     return (
         f"{lacking} That is of an {options.Emulator.ipu.name.capitalize()}{better}. "
-        f"The emulation runs all the same: {_how_to_enforce(options)} refuses such a model, "
+        f"{told}, "
         f'{more}Options.Emulator.memory("off") ends this line'
     )
 

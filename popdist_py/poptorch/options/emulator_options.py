@@ -108,8 +108,9 @@ class _EmulatorOptions(OptionStore):
 
         Args:
             mode: ``enforce`` raises an error if a model does not fit into the IPU's memory, as
-                hardware does. ``warn`` logs a warning if a model does not fit into the IPU's
-                memory. ``off`` does not compare the model with the IPU's memory.
+                hardware does, and logs a warning if the model is close to the limit. ``warn`` logs
+                a warning if a model does not fit into the IPU's memory. ``off`` does not compare
+                the model with the IPU's memory.
 
         Raises:
             ValueError: ``mode`` is not ``enforce``, ``warn`` or ``off``.

@@ -164,7 +164,11 @@ def _model(model: Mapping[str, Any]) -> Iterator[Part]:
         f"{bytes_text(fullest['capacity'])} ({fullest['needed'] / fullest['capacity']:.0%}) on the "
         f"{which}"
     )
-    summary += "." if memory["fits"] else ": the model does not fit."
+    # Files of older versions do not have the verdict.
+    if memory.get("verdict") == "close":
+        summary += ": the model is close to the limit."
+    else:
+        summary += "." if memory["fits"] else ": the model does not fit."
     capacity = min(own["capacity"] for own in ipus)
     needed = max(own["needed"] for own in ipus)
     names = list(dict.fromkeys(name for own in ipus for name in own["by_category"]))

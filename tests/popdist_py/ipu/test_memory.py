@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.memory import memory, stash_depth, walks
+from popdist_py.ipu.memory_contents import IpuMemory, MemoryReport, verdict_of
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, MOMENTUM, SGD, Location, Optimizer, Settings
 from popdist_py.ipu.specification import MK1, MK2
 from tools.device.ipu_graphs import cnn, mlp, resnet, transformer, with_checkpoints
@@ -357,3 +358,20 @@ def test_an_ipu_with_two_stages_has_the_worst_of_both_and_the_variables_of_both(
     weights = [ipu.by_category()["weights"] for ipu in three]
     assert two[0].by_category()["weights"] == weights[0] + weights[2]
     assert two[1] == three[1]
+
+
+@pytest.mark.parametrize(
+    ("share", "verdict"),
+    [(0.5, "fits"), (0.95, "fits"), (0.951, "close"), (1.05, "close"), (1.051, "does not fit")],
+)
+def test_near_the_limit_the_verdict_is_close(share, verdict):
+    assert verdict_of(share) == verdict
+    tile = 100_000
+    sizes = tile // 2, round(share * tile)
+    report = MemoryReport(tuple(IpuMemory(n, 1, tile, (), "", s) for n, s in enumerate(sizes)))
+    assert report.verdict == verdict
+    assert report.share == pytest.approx(share)
+    assert report.fits == (verdict == "fits")
+    # A full I/O tile decides as much as any other tile.
+    own = IpuMemory(0, 1, tile, (), "", 0, 2, round(share * tile))
+    assert own.verdict == verdict

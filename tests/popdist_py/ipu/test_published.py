@@ -69,7 +69,8 @@ def test_what_is_recalled_or_inferred_is_no_evidence():
 @pytest.mark.parametrize("published", EVIDENCE, ids=lambda published: published.name)
 def test_fits_if_it_ran(published):
     own = RUNS[published.name].fullest
-    assert own.fits == published.ran, (
+    # No published run is close to the limit.
+    assert own.verdict == ("fits" if published.ran else "does not fit"), (
         f"{own.fullest_tile / own.tile_bytes:.0%}: {own.by_category()}"
     )
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import pytest
 from click.testing import CliRunner
 from support.repository import ROOT
 
+from popdist_py.ipu.runs import run_from_command
+from popdist_py.ipu.specification import MK2
 from popdist_py.poptorch.on_ipu.command import COMMAND
 
 FILE = str(Path(__file__).with_name("command_models.py"))
@@ -39,7 +42,10 @@ def told(*words):
     """Return what the command says to programs."""
     code, out, _ = ask(*words, "--json")
     made = json.loads(out)
-    assert code == (not made.get("fits", made.get("found")))
+    if "verdict" in made:
+        assert code == {"fits": 0, "close": 4, "does not fit": 1}[made["verdict"]]
+    else:
+        assert code == (not made["found"])
     return made
 
 
@@ -66,7 +72,7 @@ def test_what_a_process_prints(tmp_path):
 
 def test_json_has_both_reports():
     made = told(*MLP)
-    assert made["version"] == 1
+    assert made["version"] == 2
     assert made["fits"] is True
     assert made["memory"]["report"] == "memory"
     assert made["execution"]["report"] == "execution"
@@ -79,6 +85,19 @@ def test_what_does_not_fit_is_exit_code_1():
     assert code == 1
     assert out.startswith("Memory: does not fit on 1 mk2 IPU;")
     assert "What would help, each alone" in out
+
+
+def test_close_to_the_limit_is_exit_code_4(monkeypatch):
+    uncached = ask.__wrapped__
+    (own,) = told(*MLP)["memory"]["ipus"]
+    for share, code, said in ((0.97, 4, "close to the limit"), (1.02, 4, "close to the limit"),
+                              (1.06, 1, "does not fit"), (0.9, 0, "fits")):  # fmt: skip
+        small = replace(MK2, tile_bytes=round(own["fullest_tile"] / share))
+        monkeypatch.setattr(run_from_command, "IPUS", {"mk2": small})
+        found, out, _ = uncached(*MLP)
+        assert found == code
+        needs = f"the fullest tile needs {share:.1%} +- 5% of its {small.tile_bytes:,} bytes"
+        assert out.startswith(f"Memory: {said} on 1 mk2 IPU; {needs}")
 
 
 def test_the_factory_s_inputs_and_loss():

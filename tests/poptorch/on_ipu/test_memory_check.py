@@ -10,7 +10,9 @@ from poptorch.on_ipu.model_graphs import compile_as, model_graph
 from support.models import Mlp, classified, quiet_options
 
 import popdist_py.poptorch as poptorch
+from popdist_py.ipu.memory import memory
 from popdist_py.ipu.searches import run as run_module
+from popdist_py.ipu.settings import SGD, Settings
 from popdist_py.ipu.specification import MK2
 from popdist_py.ipu.what_if import Advice
 from popdist_py.poptorch.on_ipu import memory_check
@@ -71,6 +73,28 @@ def test_enforced(monkeypatch, log):
     assert "POPDIST_IPU_MEMORY=warn" in lines[-1]
     assert 'Options.Emulator.memory("warn")' in lines[-1]
     assert log.records == []
+
+
+@pytest.mark.parametrize("mode", ["enforce", "warn"])
+def test_close_to_the_limit_is_a_warning_and_no_error(monkeypatch, log, mode):
+    graph = SMALL.graph
+    full = memory(graph, SMALL.placement, Settings(optimizer=SGD), MK2).fullest.fullest_tile
+
+    def sized(share):
+        tiny = replace(MK2, name="tiny", tile_bytes=round(full / share))
+        return lambda options: options.Emulator.device(tiny).memory(mode)
+
+    for _ in range(2):
+        assert compiled(monkeypatch, SMALL, sized(1.03)).isCompiled()
+    (record,) = log.records
+    line = record.getMessage()
+    assert line.startswith(f"Close to the limit on IPU 0: {full:,} bytes used on the fullest tile")
+    assert "(103.0% +- 5%)." in line
+    assert "may or may not fit" in line
+    assert "refuses such a model" not in line
+    if mode == "enforce":
+        with pytest.raises(poptorch.Error, match="Out of memory on IPU 0"):
+            compiled(monkeypatch, SMALL, sized(1.06))
 
 
 def test_a_smaller_model_compiles_after_the_error(monkeypatch):

@@ -88,12 +88,14 @@ def test_what_json_holds_is_the_model_s(name):
         assert ipu["needed"] == theirs.needed == sum(ipu["by_category"].values())
         assert ipu["always_live"] + ipu["not_always_live"] == ipu["needed"]
         assert ipu["by_category"] == theirs.by_category()
-        for field in ("capacity", "tiles", "fullest_tile", "peak_at", "fits"):
+        for field in ("capacity", "tiles", "fullest_tile", "peak_at", "fits", "verdict", "share"):
             assert ipu[field] == getattr(theirs, field), field
         largest = [part["bytes"] for part in ipu["largest"]]
         assert largest == sorted(largest, reverse=True)
         assert [ipu["peak_at"], ipu["needed"]] in ipu["liveness"]
     assert made["fits"] == own.fits == (not made["advice"])
+    assert made["fits"] == (made["verdict"] == "fits") == (made["share"] <= 0.95)
+    assert made["uncertainty"] == 0.05
     report = cycles(*model)
     assert taken["cycles"] == report.total
     assert (taken["cycles_between_updates"], taken["cycles_beside"]) == (report.window, report.call)
