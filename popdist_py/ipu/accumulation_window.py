@@ -1,28 +1,30 @@
 """The start and end of each IPU's work in a window (the time from one weight update to the next).
 
-The module ``schedule`` computes the order of the IPUs' work, and the module ``stage_cycles``
-computes the clock cycles that each stage of the model needs. The function ``lay_out`` combines the
-order of the IPUs' work and the clock cycles of the stages into the work of each IPU in each
-pipeline cycle. A pipeline cycle is a part of the schedule that all IPUs begin at the same time. The
-slowest IPU determines the length of a pipeline cycle. No other module adds up the clock cycles that
-the IPUs need for a schedule.
+The module ``repeated_schedule`` computes the order of the IPUs' work, and the module
+``stage_cycles`` computes the clock cycles that each stage of the model needs. The function
+``lay_out`` combines the order of the IPUs' work and the clock cycles of the stages into the work of
+each IPU in each pipeline cycle. A pipeline cycle is a part of the schedule that all IPUs begin at
+the same time. The slowest IPU determines the length of a pipeline cycle. No other module adds up
+the clock cycles that the IPUs need for a schedule.
+
+Equal pipeline cycles are computed once, so the number of micro-batches does not change the time
+that the functions of this module take. Only ``Window.pieces`` returns all activities one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from typing import Final, TypeAlias
 
 from popdist_py.ipu.graph import Placement
-from popdist_py.ipu.schedule import schedule
-from popdist_py.ipu.schedule_views import Action, Cell
+from popdist_py.ipu.repeated_schedule import RepeatedSchedule, Task, repeated_schedule
 from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.stage_cycles import CycleModel, StageCycles
 
-__all__ = ["Piece", "Window", "lay_out"]
+__all__ = ["Piece", "Window", "lay_out", "window_length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,9 @@ class Piece:
 
 # The actions of a schedule during which an IPU counts as busy.
 _COMPUTING: Final = ("forward", "recompute", "backward", "update")
-# The parts (such as "load" and "forward") of one action of an IPU in execution order. Each part is
-# a pair of its name and its clock cycles.
+# The parts (such as "load" and "forward") of one task of an IPU in execution order. Each part is a
+# pair of its name and its clock cycles.
 _Parts: TypeAlias = tuple[tuple[str, float], ...]
-# An action of an IPU (such as a forward pass), the number of its pipeline cycle, and its parts.
-_PlacedCell: TypeAlias = tuple[Cell, int, _Parts]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,18 +74,26 @@ class Window:
         count: The number of weight updates in one call of the model; 1 for inference. A call of the
             model also includes work of the host, which is not part of an accumulation window (the
             time from one weight update to the next).
-        cells: For each IPU, the actions (such as forward passes) that the IPU performs in the
-            window. Each action (such as a forward pass) is given with the number of its pipeline
-            cycle. The parts of the action are pairs of name and clock cycles.
-        lengths: The clock cycles of each pipeline cycle, without copies and synchronisations
-            between IPUs.
+        schedule: The tasks (such as forward passes) that the IPUs perform in each pipeline cycle.
+        parts: For each task in ``schedule.tasks``, the pairs of name and clock cycles that the task
+            consists of.
+        scale: The number that multiplies the clock cycles of all tasks so that they fill the whole
+            window. The attribute ``length`` includes copies and synchronisations between IPUs,
+            which no task includes.
+        begins: The start of each repetition of pipeline cycles and the end of the last one, in
+            clock cycles after the last weight update.
+        offsets: For each repetition, the start of each of its pipeline cycles, and the end of the
+            last one. The offsets are clock cycles after the start of the first of these cycles.
     """
 
     length: float
     busy: tuple[float, ...]
     count: int
-    cells: tuple[tuple[_PlacedCell, ...], ...]
-    lengths: tuple[float, ...]
+    schedule: RepeatedSchedule
+    parts: tuple[_Parts, ...]
+    scale: float
+    begins: tuple[float, ...]
+    offsets: tuple[tuple[float, ...], ...]
 
     @property
     def cycles(self) -> int:
@@ -93,36 +101,33 @@ class Window:
         return round(self.length)
 
     @property
-    def _scale(self) -> float:
-        """The number that multiplies the pipeline cycles so that they fill the whole window.
+    def num_pieces(self) -> int:
+        """The number of activities that ``pieces`` returns."""
+        return sum(
+            self.schedule.times_of(task) * sum(1 for _, work in parts if work)
+            for task, parts in zip(self.schedule.tasks, self.parts, strict=True)
+        )
 
-        The attribute ``length`` includes copies and synchronisations between IPUs, but ``lengths``
-        does not include them.
-        """
-        return self.cycles / (sum(self.lengths) or 1)
+    def forward_begins(self, stage: int) -> Callable[[int], float]:
+        """Return a function for the start of the pipeline cycle with a stage's forward pass.
 
-    def _begins(self) -> list[float]:
-        """Return the start of each pipeline cycle and the end of the last one, in clock cycles."""
-        scale = self._scale
-        return [0.0, *(scale * done for done in accumulate(self.lengths))]
-
-    def forward_begins(self, stage: int) -> dict[int, float]:
-        """Return the start of the pipeline cycle with a stage's forward pass of each micro-batch.
+        The argument of the returned function is the number of a micro-batch, counted from 1. The
+        returned function gives clock cycles after the last weight update.
 
         Args:
             stage: The number of the pipeline stage or execution phase.
-
-        Returns:
-            A mapping from the number of each micro-batch to the start of a pipeline cycle, in clock
-            cycles after the last weight update.
         """
-        begins = self._begins()
-        return {
-            cell.micro_batch: begins[cycle - 1]
-            for placed in self.cells
-            for cell, cycle, _ in placed
-            if cell.action == "forward" and cell.stage == stage and cell.micro_batch is not None
-        }
+        made = self.schedule
+        task = next(t for t in made.tasks if (t.action, t.stage) == ("forward", stage))
+        firsts = [one.first for one in made.repetitions]
+
+        def begin(micro_batch: int) -> float:
+            cycle = task.cycle + (micro_batch - 1) * made.every
+            number = bisect_right(firsts, cycle) - 1
+            size = len(made.repetitions[number].cycles)
+            return self._begin(number, *divmod(cycle - firsts[number], size))
+
+        return begin
 
     def pieces(self) -> tuple[Piece, ...]:
         """Return the IPUs' activities between two weight updates, sorted by IPU and then by time.
@@ -131,22 +136,62 @@ class Window:
         finished its activities waits until the slowest IPU ends the same pipeline cycle. Activities
         of one IPU do not overlap in time.
         """
-        scale, begins, whole = self._scale, self._begins(), self.cycles
-        pieces = []
-        for ipu, placed in enumerate(self.cells):
-            now, last = 0.0, 0
-            for cell, cycle, parts in placed:
-                if cycle != last:
-                    now, last = begins[cycle - 1], cycle
-                for name, work in parts:
-                    if not work:
-                        continue
-                    # Rounding errors must not move the end of an activity past the end of its
-                    # pipeline cycle.
-                    end = min(now + scale * work, begins[cycle], whole)
-                    pieces.append(Piece(ipu, name, now, end, cell.micro_batch, cell.stage))
+        return tuple(self._pieces(range))
+
+    def outermost_pieces(self) -> tuple[Piece, ...]:
+        """Return the activities in the first and the last time of each repetition of cycles.
+
+        The returned activities have the order of ``pieces``. They contain the first and the last
+        activity of each IPU and each stage, and their number does not depend on the number of
+        micro-batches.
+        """
+        return tuple(self._pieces(lambda times: sorted({0, times - 1})))
+
+    def _pieces(self, shown: Callable[[int], Iterable[int]]) -> Iterator[Piece]:
+        """Yield the IPUs' activities, where ``shown`` selects the times of each repetition."""
+        for ipu in range(len(self.busy)):
+            for number, repetition in enumerate(self.schedule.repetitions):
+                for time in shown(repetition.times):
+                    for index, cycle in enumerate(repetition.cycles):
+                        pattern = self.schedule.patterns[cycle[ipu]]
+                        yield from self._in_cycle(pattern, number, time, index)
+
+    def _in_cycle(
+        self, pattern: Sequence[int], number: int, time: int, index: int
+    ) -> Iterator[Piece]:
+        """Yield the activities of one IPU in one pipeline cycle.
+
+        Args:
+            pattern: The indexes of the IPU's tasks in the pipeline cycle.
+            number: The number of the repetition that contains the pipeline cycle.
+            time: The number of times that the cycles of the repetition ran before.
+            index: The index of the pipeline cycle in the cycles of the repetition.
+        """
+        repetition = self.schedule.repetitions[number]
+        cycle = repetition.first + time * len(repetition.cycles) + index
+        now = self._begin(number, time, index)
+        # Rounding errors must not move the end of an activity past the end of its pipeline cycle.
+        latest = max(now, min(self._end(number, time, index), self.cycles))
+        for task in pattern:
+            about = self.schedule.tasks[task]
+            micro_batch = self.schedule.micro_batch(about, cycle)
+            for name, work in self.parts[task]:
+                if work:
+                    end = min(now + self.scale * work, latest)
+                    yield Piece(about.ipu, name, now, end, micro_batch, about.stage)
                     now = end
-        return tuple(pieces)
+
+    def _begin(self, number: int, time: int, index: int) -> float:
+        offsets = self.offsets[number]
+        return self.begins[number] + time * offsets[-1] + offsets[index]
+
+    def _end(self, number: int, time: int, index: int) -> float:
+        repetition = self.schedule.repetitions[number]
+        if index + 1 < len(repetition.cycles):
+            return self._begin(number, time, index + 1)
+        if time + 1 < repetition.times:
+            return self._begin(number, time + 1, 0)
+        return self.begins[number + 1]
 
 
 def lay_out(
@@ -165,122 +210,133 @@ def lay_out(
         model: The constants for estimating clock cycles, such as the share of the peak rate that
             matrix products reach.
     """
-    one = settings.one_window
-    made = schedule(placement, one)
-    num_cycles = max(made.cycles, default=0)
-    lengths = [0.0] * num_cycles
-    busy = []
-    cells = []
-    for ipu, row in enumerate(made.rows):
-        own = [s for s, where in zip(stages, placement.ipus, strict=True) if where == ipu]
-        placed, computing, working = _walked(
-            row, made.cycles, partial(_parts, stages, own, settings)
-        )
-        cells.append(placed)
-        busy.append(computing)
-        lengths = list(map(max, lengths, working))
-        if settings.overlaps_io:
-            lengths = list(map(max, lengths, _arriving(placed, stages, num_cycles)))
-    length = sum(lengths) + _copies(stages, one, num_cycles)
+    made = repeated_schedule(placement, settings)
+    parts = _parts_of_tasks(made.tasks, stages, placement, settings)
+    lengths = _cycle_lengths(made, parts, stages, settings)
+    work = _repeated_sum(made, map(sum, lengths))
+    length = work + _between_ipus(made, stages, placement, settings, model)
+    scale = round(length) / (work or 1)
+    offsets = [tuple(scale * done for done in accumulate(one, initial=0.0)) for one in lengths]
+    durations = [o.times * one[-1] for o, one in zip(made.repetitions, offsets, strict=True)]
+    busy = [0.0] * placement.num_ipus
+    for task, own in zip(made.tasks, parts, strict=True):
+        if task.action in _COMPUTING:
+            busy[task.ipu] += made.times_of(task) * sum(work for _, work in own)
     return Window(
-        length=length + num_cycles * model.sync_cycles * (placement.num_ipus > 1),
+        length=length,
         busy=tuple(busy),
         count=settings.device_iterations if settings.is_training else 1,
-        cells=tuple(cells),
-        lengths=tuple(lengths),
+        schedule=made,
+        parts=tuple(parts),
+        scale=scale,
+        begins=tuple(accumulate(durations, initial=0.0)),
+        offsets=tuple(offsets),
     )
 
 
-def _walked(
-    row: Sequence[Cell],
-    pipeline_cycles: Sequence[int],
-    parts_of: Callable[[Action, int | None], _Parts],
-) -> tuple[tuple[_PlacedCell, ...], float, list[float]]:
-    """Return the actions of one IPU, its computing time, and its work per pipeline cycle.
+def window_length(
+    stages: Sequence[StageCycles], placement: Placement, settings: Settings, model: CycleModel
+) -> float:
+    """Return the clock cycles from one weight update to the next, as ``Window.length``.
+
+    The function takes well below a millisecond for a few stages, so that a search can call it for
+    thousands of divisions of a model into stages.
 
     Args:
-        row: The action (such as a forward pass) of the IPU in each step of the schedule.
-        pipeline_cycles: For each step of the schedule (one action of each IPU), the number of its
-            pipeline cycle.
-        parts_of: A function that returns the parts of an IPU's action (such as "load" and
-            "forward"), with their clock cycles. The arguments of ``parts_of`` are the name of the
-            action and the number of the pipeline stage.
+        stages: The clock cycles that each stage of the model needs.
+        placement: The IPU of each stage. The function does not use the stages of the operations.
+        settings: The options of the run, such as the number of replicas.
+        model: The constants for estimating clock cycles.
     """
-    # The clock cycles of each different action of an IPU are computed only once, because a schedule
-    # repeats the same few actions many times.
-    known: dict[tuple[Action, int | None], tuple[_Parts, float]] = {}
-    working = [0.0] * max(pipeline_cycles, default=0)
-    computing = 0.0
-    placed = []
-    for cell, cycle in zip(row, pipeline_cycles, strict=True):
-        if cell.action == "idle":
-            continue
-        task = cell.action, cell.stage
-        if task not in known:
-            parts = parts_of(*task)
-            known[task] = parts, sum(work for _, work in parts)
-        parts, work = known[task]
-        placed.append((cell, cycle, parts))
-        working[cycle - 1] += work
-        if cell.action in _COMPUTING:
-            computing += work
-    return tuple(placed), computing, working
+    made = repeated_schedule(placement, settings)
+    parts = _parts_of_tasks(made.tasks, stages, placement, settings)
+    lengths = _cycle_lengths(made, parts, stages, settings)
+    work = _repeated_sum(made, map(sum, lengths))
+    return work + _between_ipus(made, stages, placement, settings, model)
 
 
-def _arriving(
-    placed: Sequence[_PlacedCell], stages: Sequence[StageCycles], num_cycles: int
-) -> list[float]:
-    """Return an IPU's clock cycles for loading the inputs of each pipeline cycle on I/O tiles."""
-    arriving = [0.0] * num_cycles
-    for cell, cycle, _ in placed:
-        if cell.action == "forward" and cell.stage is not None:
-            arriving[cycle - 1] += stages[cell.stage].receive
-    return arriving
+def _repeated_sum(made: RepeatedSchedule, lengths: Iterable[float]) -> float:
+    """Return the sum of the lengths of all pipeline cycles, from one length for each repetition."""
+    return sum(one.times * length for one, length in zip(made.repetitions, lengths, strict=True))
+
+
+def _cycle_lengths(
+    made: RepeatedSchedule,
+    parts: Sequence[_Parts],
+    stages: Sequence[StageCycles],
+    settings: Settings,
+) -> list[list[float]]:
+    """Return, for each repetition, the clock cycles of its pipeline cycles.
+
+    The returned clock cycles do not include copies and synchronisations between IPUs.
+    """
+    work = [sum(work for _, work in own) for own in parts]
+    patterns = [sum(work[task] for task in pattern) for pattern in made.patterns]
+    if settings.overlaps_io:
+        arriving = [
+            stages[task.stage].receive
+            if task.action == "forward" and task.stage is not None
+            else 0.0
+            for task in made.tasks
+        ]
+        loading = [sum(arriving[task] for task in pattern) for pattern in made.patterns]
+        patterns = list(map(max, patterns, loading))
+    return [
+        [max(map(patterns.__getitem__, cycle)) for cycle in repetition.cycles]
+        for repetition in made.repetitions
+    ]
+
+
+def _parts_of_tasks(
+    tasks: Sequence[Task],
+    stages: Sequence[StageCycles],
+    placement: Placement,
+    settings: Settings,
+) -> list[_Parts]:
+    """Return the parts of each task in execution order, as pairs of name and clock cycles.
+
+    If I/O tiles load the inputs of the model, the part "transfer" of a task has 0 clock cycles,
+    because the other tiles compute at the same time.
+    """
+    own: list[list[StageCycles]] = [[] for _ in range(placement.num_ipus)]
+    for stage, ipu in zip(stages, placement.ipus, strict=True):
+        own[ipu].append(stage)
+    return [_parts(task, stages, own[task.ipu], settings) for task in tasks]
 
 
 def _parts(
-    stages: Sequence[StageCycles],
-    own: Sequence[StageCycles],
-    settings: Settings,
-    action: Action,
-    stage: int | None,
+    task: Task, stages: Sequence[StageCycles], own: Sequence[StageCycles], settings: Settings
 ) -> _Parts:
-    """Return the parts of an IPU's action in execution order, as pairs of name and clock cycles.
-
-    If I/O tiles load the inputs of the model, the part "transfer" of an action has 0 clock cycles,
-    because the other tiles compute at the same time.
-
-    Args:
-        stages: The clock cycles of all stages of the model.
-        own: The clock cycles of the pipeline stages that run on the IPU of the action.
-        settings: The options of the run, such as the number of replicas.
-        action: The action of the IPU, such as "forward". The argument ``action`` must not be
-            "idle".
-        stage: The number of the pipeline stage or execution phase; None for actions that do not
-            belong to a stage, such as a weight update.
-    """
-    if action == "update":
+    """Return the parts of a task, where ``own`` are the stages that run on the task's IPU."""
+    if task.action == "update":
         return (("update", sum(s.update for s in own)),)
-    if stage is None:
+    if task.stage is None:
         return (("reduce", sum(s.all_reduce for s in own)),)
-    here = stages[stage]
-    if action == "forward":
+    here = stages[task.stage]
+    if task.action == "forward":
         transfer = 0.0 if settings.overlaps_io else here.receive
         return (("transfer", transfer), ("load", here.offload), ("forward", here.forward))
-    if action == "recompute":
+    if task.action == "recompute":
         return (("recompute", here.recompute),)
-    return (("backward", here.backward),) if action == "backward" else (("load", here.load),)
+    return (("backward", here.backward),) if task.action == "backward" else (("load", here.load),)
 
 
-def _copies(stages: Sequence[StageCycles], settings: Settings, num_cycles: int) -> float:
-    """Return the clock cycles for copies between IPUs from one weight update to the next.
+def _between_ipus(
+    made: RepeatedSchedule,
+    stages: Sequence[StageCycles],
+    placement: Placement,
+    settings: Settings,
+    model: CycleModel,
+) -> float:
+    """Return the clock cycles for copies and synchronisations between IPUs in a window.
 
-    In a pipeline, all pairs of IPUs copy at the same time, once in each of the ``num_cycles``
-    pipeline cycles.
+    In a pipeline, all pairs of IPUs copy at the same time, once in each pipeline cycle. All IPUs
+    synchronise at the end of each pipeline cycle.
     """
+    synchronising = made.num_cycles * model.sync_cycles * (placement.num_ipus > 1)
     if settings.is_phased:
-        return 0.0  # Execution phases exchange data through DRAM outside the IPU.
+        return synchronising  # Execution phases exchange data through DRAM outside the IPU.
     ways = 2 if settings.is_training else 1
     if settings.is_pipelined:
-        return ways * num_cycles * max(stage.copy for stage in stages)
-    return ways * settings.micro_batches * sum(stage.copy for stage in stages)
+        return ways * made.num_cycles * max(stage.copy for stage in stages) + synchronising
+    return ways * made.micro_batches * sum(stage.copy for stage in stages) + synchronising

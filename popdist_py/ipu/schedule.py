@@ -10,16 +10,25 @@ schedule takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
-from typing import Final, TypeAlias
+from itertools import islice
+from typing import Final
 
 from popdist_py.ipu.graph import Placement
+from popdist_py.ipu.repeated_schedule import RepeatedSchedule, Task, repeated_schedule
 from popdist_py.ipu.schedule_views import Action, Cell, grid, svg
 from popdist_py.ipu.settings import Settings, Strategy
 
-__all__ = ["Action", "Cell", "Schedule", "idle_share", "least_accumulation", "schedule"]
+__all__ = [
+    "Action",
+    "Cell",
+    "Schedule",
+    "idle_share",
+    "least_accumulation",
+    "schedule",
+    "window_idle_share",
+]
 
 _WORK: Final = ("forward", "recompute", "backward")
 
@@ -83,13 +92,6 @@ class Schedule:
         return None if (full := self.full_from) is None else self.cycles.index(full)
 
 
-# For each IPU, its tasks (actions such as "forward") in execution order. A task is an action of an
-# IPU (such as "forward") with the numbers of its micro-batch and its stage. The tasks of each IPU
-# that all IPUs start together, such as the tasks of one pipeline cycle.
-_Tasks: TypeAlias = dict[int, list[tuple[Action, int | None, int | None]]]
-_TaskGroup: TypeAlias = Mapping[int, list[tuple[Action, int | None, int | None]]]
-
-
 def schedule(placement: Placement, settings: Settings, *, steps: int | None = None) -> Schedule:
     """Return the schedule of all IPUs of a replica for one call of the model.
 
@@ -104,17 +106,14 @@ def schedule(placement: Placement, settings: Settings, *, steps: int | None = No
     """
     if steps is not None and (not isinstance(steps, int) or steps < 0):
         raise ValueError(f"steps={steps!r}: expected a whole number from 0 on, or None for all")
-    ipus = range(placement.num_ipus)
-    rows: list[list[Cell]] = [[] for _ in ipus]
+    windows = settings.device_iterations if settings.is_training else 1
+    rows: list[list[Cell]] = [[] for _ in range(placement.num_ipus)]
     cycles: list[int] = []
-    for cycle, group in islice(_task_groups(placement, settings), steps):
-        for index in range(max(map(len, group.values()), default=0)):
-            cycles.append(cycle)
-            for ipu in ipus:
-                tasks = group.get(ipu, [])
-                task = tasks[index] if index < len(tasks) else ("idle", None, None)
-                rows[ipu].append(Cell(len(cycles), *task))
-    return Schedule(tuple(tuple(row[:steps]) for row in rows), tuple(cycles[:steps]))
+    for cycle, cells in islice(_columns(repeated_schedule(placement, settings), windows), steps):
+        cycles.append(cycle)
+        for row, cell in zip(rows, cells, strict=True):
+            row.append(cell)
+    return Schedule(tuple(map(tuple, rows)), tuple(cycles))
 
 
 def idle_share(strategy: Strategy, stages: int, micro_batches: int) -> float:
@@ -132,6 +131,23 @@ def idle_share(strategy: Strategy, stages: int, micro_batches: int) -> float:
     return 1 - 1 / stages
 
 
+def window_idle_share(placement: Placement, settings: Settings) -> float:
+    """Return the mean share of IPUs that are idle in a step between two weight updates.
+
+    The returned number is equal to ``Schedule.idle_share`` of all steps from one weight update to
+    the next. The function does not make these steps, so the number of micro-batches does not change
+    the time that the function takes.
+    """
+    made = repeated_schedule(placement, settings)
+    idle, total = 0, 0
+    for repetition in made.repetitions:
+        for step in (step for cycle in repetition.cycles for step in made.steps(cycle)):
+            if any(task is not None and task.action in _WORK for task in step):
+                idle += repetition.times * step.count(None)
+                total += repetition.times * len(step)
+    return idle / total if total else 0.0
+
+
 def least_accumulation(stages: int, *, is_training: bool) -> int:
     """Return the fewest micro-batches that a pipeline accepts per weight update or call.
 
@@ -145,130 +161,31 @@ def _is_work(cells: Iterable[Cell]) -> bool:
     return any(cell.action in _WORK for cell in cells)
 
 
-def _task_groups(placement: Placement, settings: Settings) -> Iterator[tuple[int, _TaskGroup]]:
-    """Yield the tasks that all IPUs start together, with the number of their pipeline cycle."""
-    window = settings.accumulation if settings.is_training else settings.device_iterations
-    windows = settings.device_iterations if settings.is_training else 1
-    cycle = 0
-    for index in range(windows):
-        first = index * window + 1
-        for groups in _window(placement, settings, first, window):
-            cycle += 1
-            yield from ((cycle, group) for group in groups if group)
-        if settings.is_training:
-            cycle += 1
-            if settings.replicas > 1:
-                yield cycle, {ipu: [("exchange", None, None)] for ipu in set(placement.ipus)}
-            yield cycle, {ipu: [("update", None, None)] for ipu in set(placement.ipus)}
+def _columns(made: RepeatedSchedule, windows: int) -> Iterator[tuple[int, list[Cell]]]:
+    """Yield the number of the pipeline cycle and the IPUs' actions of each step of a call.
 
-
-def _window(
-    placement: Placement, settings: Settings, first: int, count: int
-) -> Iterator[list[_TaskGroup]]:
-    """Yield the tasks (actions) of all IPUs in each pipeline cycle between two weight updates."""
-    if settings.strategy == "grouped":
-        return _grouped(placement, settings, first, count)
-    if settings.strategy == "interleaved":
-        return _interleaved(placement, settings, first, count)
-    numbers = range(first, first + count)
-    one = _phased if settings.is_phased else _one_by_one
-    return chain.from_iterable(one(placement, settings, number) for number in numbers)
-
-
-def _grouped(
-    placement: Placement, settings: Settings, first: int, count: int
-) -> Iterator[list[_TaskGroup]]:
-    """Yield the tasks (actions) of all IPUs in each pipeline cycle of PopART's pipeline.
-
-    Stage s runs the forward pass of micro-batch m in pipeline cycle m + s. Stage s runs the
-    backward pass of micro-batch m 2 (N - 1 - s) pipeline cycles after the forward pass, where N is
-    the number of stages. The last stage runs the forward pass and the backward pass of a
-    micro-batch in the same pipeline cycle.
+    Args:
+        made: The schedule from one weight update to the next.
+        windows: The number of weight updates in the call; 1 for inference.
     """
-    last = placement.num_stages - 1
-    recomputing = settings.recomputing(placement)
-    for cycle in range(count + (2 * last if settings.is_training else last)):
-        forward: _Tasks = {}
-        again: _Tasks = {}
-        backward: _Tasks = {}
-        for stage, ipu in enumerate(placement.ipus):
-            if 0 <= (m := cycle - stage) < count:
-                forward.setdefault(ipu, []).append(("forward", first + m, stage))
-            if settings.is_training and 0 <= (m := cycle - 2 * last + stage) < count:
-                if stage in recomputing:
-                    again.setdefault(ipu, []).append(("recompute", first + m, stage))
-                backward.setdefault(ipu, []).append(("backward", first + m, stage))
-        yield [forward, again, backward]
+    step = 0
+    num_cycles = made.num_cycles
+    for window in range(windows):
+        before = window * made.micro_batches
+        for repetition in made.repetitions:
+            period = [made.steps(cycle) for cycle in repetition.cycles]
+            for time in range(repetition.times):
+                first = repetition.first + time * len(period)
+                for cycle, steps in enumerate(period, first):
+                    for tasks in steps:
+                        step += 1
+                        cells = [_cell(made, task, step, cycle, before) for task in tasks]
+                        yield window * num_cycles + cycle + 1, cells
 
 
-def _interleaved(
-    placement: Placement, settings: Settings, first: int, count: int
-) -> Iterator[list[_TaskGroup]]:
-    """Yield the tasks (actions) of all IPUs in each pipeline cycle of an interleaved pipeline.
-
-    In an interleaved pipeline, every stage alternates between forward passes and backward passes.
-    In an interleaved pipeline, when a stage runs a forward pass, the neighbouring stages run
-    backward passes.
-    """
-    if not settings.is_training:
-        yield from _grouped(placement, settings, first, count)
-        return
-    stages = placement.num_stages
-    recomputing = settings.recomputing(placement)
-    for cycle in range(2 * (count + stages - 1)):
-        again: _Tasks = {}
-        now: _Tasks = {}
-        for stage, ipu in enumerate(placement.ipus):
-            m, rest = divmod(cycle - stage, 2)
-            if not rest and 0 <= m < count:
-                now.setdefault(ipu, []).append(("forward", first + m, stage))
-            m, rest = divmod(cycle - (2 * stages - 1 - stage), 2)
-            if not rest and 0 <= m < count:
-                if stage in recomputing:
-                    again.setdefault(ipu, []).append(("recompute", first + m, stage))
-                now.setdefault(ipu, []).append(("backward", first + m, stage))
-        yield [again, now]
-
-
-def _one_by_one(
-    placement: Placement, settings: Settings, number: int
-) -> Iterator[list[_TaskGroup]]:
-    """Yield the IPUs' tasks (actions) for one micro-batch in runs without a pipeline.
-
-    Without a pipeline, the stages of the model run one after the other.
-    """
-    for action, stage in _passage(placement, settings):
-        yield [{placement.ipus[stage]: [(action, number, stage)]}]
-
-
-def _phased(placement: Placement, settings: Settings, number: int) -> Iterator[list[_TaskGroup]]:
-    """Yield the IPUs' tasks for one micro-batch if phases (parts of the model) run in turn.
-
-    A phase (a part of the model) is loaded from Streaming Memory before it runs. In parallel phased
-    execution, an IPU loads the next phase (part of the model) while another IPU computes.
-    """
-    loaded: int | None = None
-    tasks = list(_passage(placement, settings))
-    for index, (action, stage) in enumerate(tasks):
-        ipu = placement.ipus[stage]
-        if stage != loaded:
-            yield [{ipu: [("exchange", number, stage)]}]
-        group: _Tasks = {ipu: [(action, number, stage)]}
-        loaded = stage
-        if settings.strategy == "parallel phased" and index + 1 < len(tasks):
-            following = tasks[index + 1][1]
-            if placement.ipus[following] != ipu:
-                group[placement.ipus[following]] = [("exchange", number, following)]
-                loaded = following
-        yield [group]
-
-
-def _passage(placement: Placement, settings: Settings) -> Iterator[tuple[Action, int]]:
-    recomputing = settings.recomputing(placement)
-    for stage in range(placement.num_stages):
-        yield "forward", stage
-    if settings.is_training:
-        for stage in reversed(range(placement.num_stages)):
-            if stage in recomputing:
-                yield "recompute", stage
-            yield "backward", stage
+def _cell(made: RepeatedSchedule, task: Task | None, step: int, cycle: int, before: int) -> Cell:
+    """Return the action of an IPU, where ``before`` is the number of earlier micro-batches."""
+    if task is None:
+        return Cell(step)
+    number = made.micro_batch(task, cycle)
+    return Cell(step, task.action, None if number is None else before + number, task.stage)

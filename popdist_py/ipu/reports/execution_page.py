@@ -13,7 +13,7 @@ from popdist_py.ipu.cycles import CycleReport, cycles
 from popdist_py.ipu.documents.document import Cell, Column, Document, Section, Share
 from popdist_py.ipu.documents.report import Report
 from popdist_py.ipu.reports.tile_balance import tile_balance
-from popdist_py.ipu.schedule import Schedule, schedule
+from popdist_py.ipu.schedule import Schedule, schedule, window_idle_share
 from popdist_py.ipu.schedule_views import grid
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import Settings
@@ -266,7 +266,7 @@ def execution_page(run: Run) -> ExecutionPage:
             for ipu, (own, requests) in enumerate(traffic)
         ),
         imbalance=max(work) * len(work) / sum(work) if any(work) else 1.0,
-        idle_share=schedule(placement, settings.one_window).idle_share,
+        idle_share=window_idle_share(placement, settings),
         slowest=_slowest(run),
         beginning=schedule(placement, settings, steps=_STEPS),
     )

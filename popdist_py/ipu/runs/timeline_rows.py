@@ -53,23 +53,27 @@ def call_pieces(window: Window) -> tuple[ShownPiece, ...]:
         window: The activities of the IPUs from one weight update to the next. A call of the model
             with several weight updates repeats the activities in ``window`` for each update.
     """
+    if window.num_pieces * window.count <= MOST_PIECES:
+        return _of_every_window(window.pieces(), window)
+    outermost = window.outermost_pieces()
+    by_stages = _by_stages(outermost)
+    if len(by_stages) * window.count <= MOST_PIECES:
+        return _of_every_window(by_stages, window)
     total = window.count * window.cycles
-    own = window.pieces()
-    for pieces in (own, _by_stages(own)):
-        if len(pieces) * window.count <= MOST_PIECES:
-            moved = (
-                replace(
-                    piece,
-                    begin=piece.begin + number * window.cycles,
-                    end=piece.end + number * window.cycles,
-                )
-                for number in range(window.count)
-                for piece in pieces
-            )
-            return tuple(_shown(piece, total) for piece in moved)
     rest = total - window.cycles
-    whole = _joined(own)
+    whole = _joined(outermost)
     return tuple(_shown(replace(piece, end=piece.end + rest), total) for piece in whole)
+
+
+def _of_every_window(pieces: Sequence[Piece], window: Window) -> tuple[ShownPiece, ...]:
+    """Return the spans of a call that repeats ``pieces`` for each of its weight updates."""
+    starts = [number * window.cycles for number in range(window.count)]
+    moved = (
+        replace(piece, begin=piece.begin + start, end=piece.end + start)
+        for start in starts
+        for piece in pieces
+    )
+    return tuple(_shown(piece, window.count * window.cycles) for piece in moved)
 
 
 def _by_stages(pieces: Sequence[Piece]) -> list[Piece]:

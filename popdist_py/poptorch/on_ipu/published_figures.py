@@ -8,6 +8,7 @@ operations is not known, the functions of the module ``published_figures`` do no
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -60,11 +61,15 @@ def _times(run: Run, *, speaks: bool) -> CallTimes:
             "Cycles and latencies are those of the model of an %s, not of this machine", name
         )
     made = timeline(run)
-    events = ("input", "input_complete", "output", "output_complete")
-    return CallTimes(
-        {event: [getattr(passage, event) for passage in made.passages] for event in events},
-        made.cycles,
-    )
+    # An array of numbers needs a third of the memory of a list, and calls may have very many
+    # micro-batches.
+    times = {
+        event: array("d") for event in ("input", "input_complete", "output", "output_complete")
+    }
+    for passage in made.passages:
+        for event, values in times.items():
+            values.append(getattr(passage, event))
+    return CallTimes(times, made.cycles)
 
 
 def keep_device_document(run: Run | None, options: Options, name: str) -> None:
