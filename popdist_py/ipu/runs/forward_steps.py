@@ -48,7 +48,10 @@ class Step:
         product: The sizes of the matrices, if the operation is a matrix product or a convolution;
             None for other operations.
         place: The number of the execution phase and the number of the IPU of the operation.
-        is_checkpoint: Whether the output of the operation is kept as a recomputation checkpoint.
+        is_checkpoint: Whether the operation only marks its input as a recomputation checkpoint. The
+            mark has an effect only if another operation reads the output of the marking operation.
+            The module ``graph_of_steps`` removes operations that only mark their input, and then
+            sets ``is_checkpoint`` of the operations that compute the marked values.
         memory_proportion: The share of the IPU's memory that the user's program allows the
             operation to use for temporary data; None if the program does not set a share.
     """

@@ -22,7 +22,8 @@ __all__ = ["graph_of_steps"]
 
 def graph_of_steps(forward: Forward) -> ModelGraph:
     """Return the graph of a forward pass, with the stage and IPU of each operation."""
-    steps = _merged(forward, _alive(forward.steps, forward.outputs))
+    forward = _with_marks(forward)
+    steps = _merged(forward, forward.steps)
     if not steps:
         return graph_of_steps(_with_identity(forward))
     stages = stages_of(step.place for step in steps)
@@ -45,6 +46,30 @@ def _alive(steps: Sequence[Step], outputs: Sequence[int]) -> list[Step]:
             kept.append(step)
             needed.update(step.inputs)
     return kept[::-1]
+
+
+def _with_marks(forward: Forward) -> Forward:
+    """Return a forward pass without unused operations, whose checkpoints are marks of operations.
+
+    A step that only marks a checkpoint (``is_checkpoint``) is replaced by a mark of the operation
+    that computes the step's input. A checkpoint that no operation reads has no effect, because
+    ``_alive`` removes its step.
+    """
+    alive = _alive(forward.steps, forward.outputs)
+    source = {step.output: step.inputs[0] for step in alive if step.is_checkpoint}
+    steps: dict[int, Step] = {}
+    for step in alive:
+        inputs = tuple(dict.fromkeys(source.get(number, number) for number in step.inputs))
+        if step.output not in source:
+            steps[step.output] = replace(step, inputs=inputs)
+            continue
+        (number,) = inputs
+        source[step.output] = number
+        if number in steps:
+            proportion = step.memory_proportion or steps[number].memory_proportion
+            steps[number] = replace(steps[number], is_checkpoint=True, memory_proportion=proportion)
+    outputs = dict.fromkeys(source.get(number, number) for number in forward.outputs)
+    return replace(forward, steps=tuple(steps.values()), outputs=tuple(outputs))
 
 
 def _with_identity(forward: Forward) -> Forward:

@@ -80,7 +80,6 @@ class _Reading:
         self._weights: dict[str, Weight] = {}
         self._constants: set[str] = set()
         self._masks: set[int] = set()
-        self._checkpoints: set[int] = set()
         self._proportions: dict[int, float] = {}
         self._steps: list[Step] = []
         # For each storage (memory of torch tensors), the source of its current elements. Views of a
@@ -107,7 +106,6 @@ class _Reading:
         steps = [
             replace(
                 step,
-                is_checkpoint=step.output in self._checkpoints,
                 memory_proportion=self._proportions.get(step.output),
             )
             for step in self._steps
@@ -200,9 +198,7 @@ class _Reading:
         inputs = seen.inputs
         known = {tensor.storage for tensor in inputs}
         if seen.operator == CHECKPOINT:
-            source = self._read(inputs[0], seen)
-            if isinstance(source, int):
-                self._checkpoints.add(source)
+            self._marked(seen)
         elif seen.operator == PROPORTION:
             source = self._read(inputs[0], seen)
             if isinstance(source, int):
@@ -213,6 +209,26 @@ class _Reading:
             self._view(seen)
         else:
             self._computed(seen)
+
+    def _marked(self, seen: Observation) -> None:
+        """Add a step for a recomputation checkpoint, whose output later operations read.
+
+        Only operations after the call of ``recomputationCheckpoint`` read the checkpoint. If no
+        later operation reads the tensor, the step for the checkpoint has no readers, and the module
+        ``graph_of_steps`` removes it.
+        """
+        tensor = seen.inputs[0]
+        source = self._read(tensor, seen)
+        if isinstance(source, str):
+            return
+        value = self._values[source]
+        kept = self._value(value.elements, value.type, value.is_batched)
+        step = Step(operator=seen.operator, module="", kind="view", inputs=(source,), output=kept)
+        self._steps.append(replace(step, is_checkpoint=True))
+        if source == self._whole[tensor.storage]:
+            self._hold(tensor.storage, kept)
+        else:
+            self._parts.setdefault(tensor.storage, {})[tensor] = kept
 
     def _view(self, seen: Observation) -> None:
         for output in seen.outputs:

@@ -15,6 +15,7 @@ from popdist_py.ipu.reports import execution_page, memory_page
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import ADAM, Settings
 from popdist_py.ipu.specification import MK1, MK2
+from popdist_py.ipu.tensor_liveness import kept, segments, stage_of
 from popdist_py.ipu.what_if import explain
 
 KINDS = ("product", "norm", "elementwise", "add", "pool", "lookup", "view", "softmax", "loss")
@@ -64,6 +65,37 @@ def graphs(draw):
     )
 
 
+def cut(graph, data):
+    """Return a placement of a graph over at most three IPUs."""
+    count = len(graph.operations)
+    cuts = sorted(data.draw(st.sets(st.integers(1, count - 1), max_size=2))) if count > 1 else []
+    bounds = [0, *cuts, count]
+    stages = tuple(s for s, (a, b) in enumerate(pairwise(bounds)) for _ in range(b - a))
+    return Placement(stages, tuple(range(len(bounds) - 1)))
+
+
+@given(graph=graphs(), data=st.data(), recompute=st.sampled_from(["none", "norm", "stage"]))
+def test_a_stage_keeps_what_its_backward_needs_and_no_more(graph, data, recompute):
+    placement = cut(graph, data)
+    root_of = graph.root_of
+    for number in range(placement.num_stages):
+        stage = stage_of(graph, placement, Settings(), MK2, number)
+        keeps = kept(stage, recompute)
+        found = segments(stage, keeps)
+        assert [o for segment in found for o in segment.operations] == list(stage.operations)
+        read = set(stage.saved)
+        for segment in found:
+            there = set(keeps)
+            for operation in segment.again:
+                inputs = {root_of[name] for name in operation.inputs}
+                assert inputs <= there | ({root_of[operation.output.name]} & stage.incoming)
+                read |= inputs
+                there.add(root_of[operation.output.name])
+            saved = {root_of[name] for o in segment.operations for name in o.saved}
+            assert saved <= there
+        assert keeps <= read
+
+
 @given(
     graph=graphs(),
     data=st.data(),
@@ -72,11 +104,7 @@ def graphs(draw):
     ipu=st.sampled_from([MK1, MK2]),
 )
 def test_every_question_is_answered(graph, data, recompute, strategy, ipu):
-    count = len(graph.operations)
-    cuts = sorted(data.draw(st.sets(st.integers(1, count - 1), max_size=2))) if count > 1 else []
-    bounds = [0, *cuts, count]
-    stages = tuple(s for s, (a, b) in enumerate(pairwise(bounds)) for _ in range(b - a))
-    placement = Placement(stages, tuple(range(len(bounds) - 1)))
+    placement = cut(graph, data)
     training = Settings(accumulation=5, optimizer=ADAM, recompute=recompute, strategy=strategy)
     inference = replace(Settings(is_training=False, device_iterations=3), strategy=strategy)
     for chosen in (training, inference):

@@ -131,6 +131,48 @@ def test_everything_saved_is_made_again_or_kept():
                 assert {graph.root_of[name] for name in operation.saved} <= there
 
 
+def with_mask(length):
+    """Return two stages of a layer whose scores get a mask that the first IPU makes."""
+    build = Builder(1, "float16")
+    x, ids = build.input("x", length * 8), build.input("ids", length)
+    mask = build.add("mask", "elementwise", [ids], length * length, saved=[])
+    x = build.linear("first", x, length, (8, 8))
+    scores = build.add("scores", "product", [x, x], length * length,
+        product=Product(length, 8, length))  # fmt: skip
+    scores = build.add("masked", "add", [scores, mask], is_in_place=True)
+    x = build.add("mix", "product", [scores, x], length * 8, product=Product(length, length, 8))
+    graph = build.graph([build.add("loss", "loss", [x, ids], 1)])
+    return graph, Placement.cut(graph, ["first"])
+
+
+def test_an_input_of_a_stage_is_kept_if_something_is_computed_from_it_again():
+    graph, placement = with_mask(32)
+    stage = stage_of(graph, placement, Settings(), MK2, 1)
+    # The sum of scores and mask is computed again.
+    assert kept(stage, "stage") == {"x", "mask:out", "ids"}
+    marked = replace(stage, operations=tuple(
+        replace(o, is_checkpoint=o.name == "masked") for o in stage.operations
+    ))  # fmt: skip
+    # A kept sum needs no mask again.
+    assert kept(marked, "stage") == {"x", "scores:out", "ids"}
+
+
+def test_a_checkpoint_that_nothing_reads_again_costs_nothing():
+    graph = mlp([8, 8, 8], batch=2)
+    first, relu, second, _ = graph.operations
+    placement = Placement((0, 0, 0, 1), (0, 1))
+
+    def keeps(*marked):
+        operations = tuple(replace(o, is_checkpoint=o in marked) for o in graph.operations)
+        made = replace(graph, operations=operations)
+        return kept(stage_of(made, placement, Settings(), MK2, 0), "stage")
+
+    assert keeps() == {"input"}
+    assert keeps(relu) == {"input", first.output.name}
+    # The last tensor goes to the next IPU, and no backward pass here reads it.
+    assert keeps(second) == {"input"}
+
+
 sides = st.integers(1, 5000)
 
 

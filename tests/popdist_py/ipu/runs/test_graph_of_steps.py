@@ -141,6 +141,32 @@ def test_marks_reach_their_operations():
     assert "unused" not in graph.weight_of
 
 
+class Present(nn.Module):
+    """A layer that returns what it computed on the way, as transformers do, and marks it."""
+
+    def __init__(self, later):
+        super().__init__()
+        self.key, self.out, self.later = nn.Linear(20, 20), nn.Linear(20, 10), later
+
+    def forward(self, x, labels):
+        key = self.key(x)
+        x = self.out(torch.tanh(key))
+        key = poptorch.recomputationCheckpoint(key)
+        if self.later == "view":
+            x = x + key[:, :10]
+        elif self.later == "unused":
+            _ = torch.relu(key) * 2
+        return nn.functional.cross_entropy(x, labels)
+
+
+@pytest.mark.parametrize(("later", "marked"), [("nothing", []), ("unused", []), ("view", ["key"])])
+def test_a_mark_counts_for_what_reads_it_later(later, marked):
+    graph = graph_of_model(Present(later), quiet_options(), ARGS, training=True).graph
+    assert [o.name for o in graph.operations if o.is_checkpoint] == marked
+    # Only the operations of the model are in the graph.
+    assert not [o.name for o in graph.operations if "heckpoint" in o.name]
+
+
 def test_frozen_weights_are_not_trained_and_need_no_activations():
     model = WithLoss(Mlp())
     model.model.layers[0].requires_grad_(False)
