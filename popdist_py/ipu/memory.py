@@ -24,18 +24,11 @@ from popdist_py.ipu.memory_contents import (
     MemoryReport,
     verdict_of,
 )
+from popdist_py.ipu.placed_stage import PlacedStage, stage_of
+from popdist_py.ipu.recomputation import kept
 from popdist_py.ipu.settings import Location, Settings
 from popdist_py.ipu.specification import IPU
-from popdist_py.ipu.tensor_liveness import (
-    Moment,
-    Peak,
-    PlacedStage,
-    backward_moments,
-    forward_moments,
-    kept,
-    peak,
-    stage_of,
-)
+from popdist_py.ipu.tensor_liveness import Moment, Peak, backward_moments, forward_moments, peak
 
 __all__ = [
     "ESTIMATES",

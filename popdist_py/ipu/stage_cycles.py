@@ -15,16 +15,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Weight
+from popdist_py.ipu.placed_stage import PlacedStage, stage_of
+from popdist_py.ipu.recomputation import kept, segments
 from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import IPU
-from popdist_py.ipu.tensor_liveness import (
-    PlacedStage,
-    kept,
-    segments,
-    shapes,
-    stage_of,
-    working_set,
-)
+from popdist_py.ipu.tensor_liveness import shapes, working_set
 from popdist_py.ipu.transfers import (
     all_reduce_bytes,
     copied_bytes,

@@ -11,27 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
-from itertools import pairwise
+from functools import lru_cache
 from typing import Final
 
-from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Product, Type
-from popdist_py.ipu.settings import Recompute, Settings
-from popdist_py.ipu.specification import IPU
+from popdist_py.ipu.graph import BYTES, Graph, Operation, Product, Type
+from popdist_py.ipu.placed_stage import PlacedStage
+from popdist_py.ipu.recomputation import segments
 
 __all__ = [
     "Moment",
     "Peak",
-    "PlacedStage",
-    "Segment",
     "backward_moments",
     "forward_moments",
-    "kept",
     "live_at",
     "peak",
-    "segments",
     "shapes",
-    "stage_of",
     "working_set",
 ]
 
@@ -39,13 +33,6 @@ __all__ = [
 # reads. For example, 5 x 5 output positions of a convolution with a 3 x 3 kernel read 7 x 7 input
 # positions, about twice as many.
 _BORDER: Final = 2.0
-# The library PopLibs estimates the temporary memory of a matrix product by adding its operands
-# before and after rearranging, its partial sums, and their sums. ``_PLANNED`` is the temporary
-# memory that PopLibs estimates, divided by the bytes that the tiles use at one time. No document of
-# Graphcore gives the number ``_PLANNED``. The memory and cycles of ResNet-101 over two IPUs are
-# published. If ``_PLANNED`` were above 6, the default memory proportion would divide one matrix
-# product of ResNet-101 into parts. The estimates would then contradict the published figures.
-_PLANNED: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,109 +73,6 @@ class Peak:
         return sum(self.live.values()) + self.temporary
 
 
-@dataclass(frozen=True)
-class PlacedStage:
-    """One stage of a model, with the options and figures of the IPU that runs the stage.
-
-    Attributes:
-        graph: The graph of the model's whole forward pass.
-        operations: The operations of the stage, in execution order.
-        settings: The options of the run, such as the number of replicas.
-        ipu: The number of the IPU that runs the stage. The available memory proportion can differ
-            between IPUs.
-        tiles: The number of tiles of the IPU that compute. The attribute ``tiles`` does not count
-            I/O tiles, which only transfer data.
-        memory: The memory in bytes of the tiles that compute. The available memory proportion (a
-            PopTorch option) is a share of ``memory``.
-    """
-
-    graph: Graph
-    operations: tuple[Operation, ...]
-    settings: Settings
-    ipu: int
-    tiles: int
-    memory: int
-
-    def limit(self, operation: Operation) -> float:
-        """Return the most bytes that an operation's matrix product may use at the same time.
-
-        The available memory proportion of the operation limits this number of bytes. An operation
-        without its own available memory proportion uses the proportion of its IPU.
-        """
-        proportion = operation.memory_proportion
-        if proportion is None:
-            is_convolution = _is_convolution(operation)
-            proportion = self.settings.proportion(self.ipu, is_convolution=is_convolution)
-        return proportion * self.memory / _PLANNED
-
-    def partials(self, operation: Operation) -> Type:
-        """Return the element type of the partial sums inside an operation's matrix product."""
-        return self.settings.partials_of(is_convolution=_is_convolution(operation))
-
-    @cached_property
-    def fetches(self) -> bool:
-        """Whether operations fetch weights or accumulators that the IPU does not store completely.
-
-        In phased execution, ``fetches`` is False, because each phase (a part of the model) fetches
-        all its data before it runs.
-        """
-        weights, settings = self.settings.weight_location, self.settings
-        is_whole = weights.on_chip and not weights.is_sharded
-        return not (settings.is_phased or (is_whole and settings.accumulator_location.on_chip))
-
-    @cached_property
-    def saved(self) -> frozenset[str]:
-        """The names of the tensors whose memory the backward pass of the stage reads."""
-        return frozenset(self.graph.root_of[name] for o in self.operations for name in o.saved)
-
-    @cached_property
-    def incoming(self) -> frozenset[str]:
-        """The names of the tensors that the stage receives from other stages or from the host."""
-        made = {operation.output.name for operation in self.operations}
-        names = {name for o in self.operations for name in o.inputs} - made
-        return frozenset(self.graph.root_of[name] for name in names)
-
-    @cached_property
-    def outgoing(self) -> frozenset[str]:
-        """The names of the stage's tensors that other stages or the host read."""
-        own = {operation.name for operation in self.operations}
-        others = (o for o in self.graph.operations if o.name not in own)
-        read = {name for o in others for name in o.inputs} | set(self.graph.outputs)
-        made = {operation.output.name for operation in self.operations}
-        return frozenset(self.graph.root_of[name] for name in read & made)
-
-
-def _is_convolution(operation: Operation) -> bool:
-    return operation.product is not None and operation.product.is_convolution
-
-
-def stage_of(
-    graph: Graph, placement: Placement, settings: Settings, ipu: IPU, stage: int
-) -> PlacedStage:
-    """Return one stage of a model, with all values that determine its memory and time."""
-    return PlacedStage(
-        graph=graph,
-        operations=tuple(placement.operations_of(graph, stage)),
-        settings=settings,
-        ipu=placement.ipus[stage],
-        tiles=ipu.tiles - settings.io_tiles,
-        memory=(ipu.tiles - settings.io_tiles) * ipu.tile_bytes,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A part of a stage whose operations are recomputed together, before their backward pass.
-
-    Attributes:
-        operations: The operations of this part of the stage, in the order of the forward pass.
-        again: The operations that are recomputed just before the backward pass of ``operations``.
-    """
-
-    operations: tuple[Operation, ...]
-    again: tuple[Operation, ...]
-
-
 def live_at(moments: Sequence[Moment]) -> Iterator[tuple[Mapping[str, int], int]]:
     """Yield, for each moment, the memory blocks in use and the bytes of all used memory.
 
@@ -219,103 +103,6 @@ def peak(moments: Sequence[Moment]) -> Peak:
             most = total
             found = Peak(moment.name, dict(live), moment.temporary)
     return found
-
-
-def kept(stage: PlacedStage, recompute: Recompute) -> frozenset[str]:
-    """Return the names of the tensors that a stage keeps in memory for its backward pass.
-
-    A checkpoint or an input of the stage is kept only if the backward pass or a recomputed
-    operation reads it.
-    """
-    if recompute == "none":
-        return stage.saved
-    root_of = stage.graph.root_of
-    marked = {root_of[o.output.name] for o in stage.operations if o.is_checkpoint}
-    candidates = frozenset(marked | stage.incoming)
-    if recompute == "norm":
-        candidates |= stage.saved - _cheap(stage)
-    read, _ = _recomputed(stage, candidates)
-    return candidates & read
-
-
-def _cheap(stage: PlacedStage) -> frozenset[str]:
-    """Return the names of the tensors that the recomputation "norm" computes again."""
-    root_of = stage.graph.root_of
-    kinds: dict[str, set[str]] = {}
-    for operation in stage.operations:
-        kinds.setdefault(root_of[operation.output.name], set()).add(operation.kind)
-    for operation in stage.operations:
-        if operation.kind == "elementwise" and operation.inputs:
-            source = root_of[operation.inputs[0]]
-            kinds[root_of[operation.output.name]] |= kinds.get(source, {"input"}) - {"view"}
-    return frozenset(
-        root
-        for root, of_root in kinds.items()
-        if "norm" in of_root and of_root <= {"norm", "elementwise", "view"}
-    )
-
-
-def _recomputed(
-    stage: PlacedStage, keeps: frozenset[str]
-) -> tuple[frozenset[str], tuple[Operation, ...]]:
-    """Return what the backward pass reads, and the operations that are recomputed for it.
-
-    The first returned value contains the names of the tensors that the backward pass or a
-    recomputed operation reads. The tensors in ``keeps`` are kept from the forward pass. A stage
-    keeps the original values of the tensors that it receives, so operations that change a received
-    tensor in place are also recomputed.
-    """
-    if stage.saved <= keeps:
-        return stage.saved, ()
-    root_of = stage.graph.root_of
-    read = set(stage.saved)
-    again = []
-    for operation in reversed(stage.operations):
-        root = root_of[operation.output.name]
-        changes_received = operation.is_in_place and root in stage.incoming
-        if root in read and (root not in keeps | stage.incoming or changes_received):
-            again.append(operation)
-            read |= {root_of[name] for name in operation.inputs}
-    return frozenset(read), tuple(reversed(again))
-
-
-def segments(stage: PlacedStage, keeps: frozenset[str]) -> tuple[Segment, ...]:
-    """Divide a stage into segments whose operations are recomputed together.
-
-    A segment ends where the recomputation and the backward pass of later operations need only
-    tensors that the stage keeps in memory. Each segment can therefore be recomputed independently
-    of the other segments.
-    """
-    root_of = stage.graph.root_of
-    again = frozenset(operation.name for operation in _recomputed(stage, keeps)[1])
-    last_read: dict[str, int] = {}
-    for index, operation in enumerate(stage.operations):
-        inputs = operation.inputs if operation.name in again else ()
-        for name in (*inputs, *operation.saved):
-            last_read[root_of[name]] = index
-    made: dict[str, int] = {}
-    for index, operation in enumerate(stage.operations):
-        made.setdefault(root_of[operation.output.name], index)
-    # For each operation, the change in the number of open blocks of memory. An open block of memory
-    # is not kept, and the recomputation or backward pass of a later operation reads it.
-    crossing = [0] * (len(stage.operations) + 1)
-    for root, first in made.items():
-        if root not in keeps and last_read.get(root, first) > first:
-            crossing[first] += 1
-            crossing[last_read[root]] -= 1
-    # An addition belongs to the segment of its operands. The gradients of the operands are the
-    # gradient of the sum, so they need no memory of their own before the operands are recomputed.
-    added = [operation.kind == "add" for operation in stage.operations[1:]]
-    cuts, open_blocks = [0], 0
-    for index, is_added_next in enumerate([*added, False]):
-        open_blocks += crossing[index]
-        if not open_blocks and not is_added_next:
-            cuts.append(index + 1)
-    return tuple(
-        Segment(part, tuple(operation for operation in part if operation.name in again))
-        for begin, end in pairwise(cuts)
-        if (part := stage.operations[begin:end])
-    )
 
 
 def forward_moments(stage: PlacedStage) -> list[Moment]:

@@ -9,7 +9,7 @@ import torch
 
 from examples import cnn_programs as cnns
 from popdist_py import poptorch
-from popdist_py.ipu.tensor_liveness import stage_of
+from popdist_py.ipu.placed_stage import stage_of
 from popdist_py.poptorch.on_ipu.graph_of_model import graph_of_model
 from popdist_py.poptorch.on_ipu.run_from_options import run_from_options
 

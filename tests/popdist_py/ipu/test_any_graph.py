@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.graph import Graph, Operation, Placement, Product, Tensor, Weight, saved_by
 from popdist_py.ipu.memory import memory
+from popdist_py.ipu.placed_stage import stage_of
+from popdist_py.ipu.recomputation import kept, segments
 from popdist_py.ipu.reports import execution_page, memory_page
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import ADAM, Settings
 from popdist_py.ipu.specification import MK1, MK2
-from popdist_py.ipu.tensor_liveness import kept, segments, stage_of
 from popdist_py.ipu.what_if import explain
 
 KINDS = ("product", "norm", "elementwise", "add", "pool", "lookup", "view", "softmax", "loss")

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.memory import memory
+from popdist_py.ipu.placed_stage import stage_of
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, MOMENTUM, Location, Settings
 from popdist_py.ipu.specification import BOW, MK1, MK2
 from popdist_py.ipu.stage_cycles import CycleModel, operation_cycles
-from popdist_py.ipu.tensor_liveness import backward_moments, forward_moments, stage_of
+from popdist_py.ipu.tensor_liveness import backward_moments, forward_moments
 from tools.device.ipu_graphs import mlp, resnet, transformer, with_8_bit_input, with_checkpoints
 
 FLOAT = resnet([2, 2, 2, 2], 64, 16)

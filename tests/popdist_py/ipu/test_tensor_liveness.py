@@ -8,17 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from popdist_py.ipu.graph import Placement, Product
+from popdist_py.ipu.placed_stage import stage_of
+from popdist_py.ipu.recomputation import kept, segments
 from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import MK2
 from popdist_py.ipu.tensor_liveness import (
     Moment,
     backward_moments,
     forward_moments,
-    kept,
     peak,
-    segments,
     shapes,
-    stage_of,
     working_set,
 )
 from tools.device.ipu_graphs import Builder, cnn, mlp, resnet, transformer, with_checkpoints

@@ -11,11 +11,12 @@ import popdist_py.poptorch as poptorch
 from popdist_py import popart
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.memory import memory
+from popdist_py.ipu.placed_stage import stage_of
 from popdist_py.ipu.runs.model_graph import ModelGraph
 from popdist_py.ipu.schedule import schedule
 from popdist_py.ipu.settings import Optimizer, Settings
 from popdist_py.ipu.specification import BOW, MK2
-from popdist_py.ipu.tensor_liveness import forward_moments, stage_of
+from popdist_py.ipu.tensor_liveness import forward_moments
 from popdist_py.ipu.what_if import explain
 from popdist_py.poptorch.on_ipu.run_from_options import optimizer_of, run_from_options
 from tools.device.ipu_graphs import resnet, with_checkpoints
