@@ -88,12 +88,12 @@ def cycles_and_window(
         for stage in range(placement.num_stages)
     )
     window = lay_out(stages, placement, settings, model)
-    sent = max(traffic.sent for traffic in host_traffic(graph, placement, settings))
-    call, sending = ipu.clock * model.call_seconds, ipu.clock * sent / model.host_bandwidth
+    sending = ipu.clock * _sending_seconds(graph, placement, settings, model)
     running = window.count * window.length
     if settings.overlaps_io:
         running, sending = max(running, sending), 0.0
-    call = 0.0 if settings.synthetic_data else call + sending
+    # The host also starts calls and waits for their end if all data is synthetic.
+    call = ipu.clock * model.call_seconds + sending
     total = running + call
     report = CycleReport(
         stages=stages,
@@ -105,3 +105,16 @@ def cycles_and_window(
         samples=graph.batch * settings.micro_batches * settings.replicas,
     )
     return report, window
+
+
+def _sending_seconds(
+    graph: Graph, placement: Placement, settings: Settings, model: CycleModel
+) -> float:
+    """Return the seconds in which the IPUs send the outputs of a call to the host.
+
+    The IPUs send their outputs at the same time. An IPU sends all outputs of a micro-batch in one
+    transfer.
+    """
+    sent = max(traffic.sent for traffic in host_traffic(graph, placement, settings))
+    transfers = settings.returned_micro_batches if sent else 0
+    return sent / model.host_bandwidth + transfers * model.host_sync_seconds

@@ -35,6 +35,12 @@ class IPU:
         exchange_rate: The bytes per clock cycle that a tile receives from other tiles.
         link_bandwidth: The bytes per second over all IPU-Links of the IPU, in both directions
             together. IPU-Links connect an IPU to other IPUs.
+        machine_ipus: The number of IPUs of an IPU-Machine, which all have IPU-Links to each other.
+        machine_bandwidth: The bytes per second over the IPU-Links from one IPU-Machine to the next,
+            in both directions together.
+        domain_ipus: The most IPUs that IPU-Links connect. GW-Links connect larger systems.
+        gateway_bandwidth: The bytes per second over the GW-Links of an IPU-Machine, in both
+            directions together.
         host_bandwidth: The bytes per second between the IPU and the host, in one direction.
         streaming_bandwidth: The bytes per second to and from Streaming Memory (DRAM outside the
             IPU); 0 for an IPU without Streaming Memory.
@@ -50,6 +56,10 @@ class IPU:
     memory_rate: int
     exchange_rate: int
     link_bandwidth: float
+    machine_ipus: int
+    machine_bandwidth: float
+    domain_ipus: int
+    gateway_bandwidth: float
     host_bandwidth: float
     streaming_bandwidth: float
 
@@ -88,6 +98,10 @@ MK1: Final = IPU(
     memory_rate=16,
     exchange_rate=4,
     link_bandwidth=320e9,
+    machine_ipus=4,
+    machine_bandwidth=64e9,
+    domain_ipus=64,
+    gateway_bandwidth=50e9,
     host_bandwidth=32e9,
     streaming_bandwidth=0.0,
 )
@@ -102,6 +116,10 @@ MK2: Final = IPU(
     memory_rate=24,
     exchange_rate=4,
     link_bandwidth=320e9,
+    machine_ipus=4,
+    machine_bandwidth=64e9,
+    domain_ipus=64,
+    gateway_bandwidth=50e9,
     host_bandwidth=32e9,
     streaming_bandwidth=20e9,
 )
@@ -116,6 +134,10 @@ BOW: Final = IPU(
     memory_rate=24,
     exchange_rate=4,
     link_bandwidth=320e9,
+    machine_ipus=4,
+    machine_bandwidth=64e9,
+    domain_ipus=64,
+    gateway_bandwidth=50e9,
     host_bandwidth=32e9,
     streaming_bandwidth=20e9,
 )
@@ -128,6 +150,10 @@ _COMMON: Final = {
     "threads": "Poplar and PopLibs user guide: six worker threads and a supervisor",
     "exchange_rate": "PopLibs' default exchange bytes a cycle; 8 TB/s on Mk2 follows from it",
     "link_bandwidth": "GC200: ten IPU-Links, 320 GB/s a chip",
+    "machine_ipus": "Bow-2000 datasheet: four IPUs",
+    "machine_bandwidth": "uncertain: 512 Gb/s over IPU-Links (Bow-2000 datasheet)",
+    "domain_ipus": "PopRun user guide: an IPU-Link domain is at most a POD64",
+    "gateway_bandwidth": "Bow-2000 datasheet: GW-Links of 2 x 100 Gb/s each way",
     "host_bandwidth": "PCIe generation 4 x16: 64 GB/s both ways",
     "streaming_bandwidth": "uncertain: about 20 GB/s an IPU",
 }
@@ -139,6 +165,10 @@ _OF: Final = {
         "float_flops": "inferred: 31.1 Tflop/s (the same) / tiles / clock",
         "memory_rate": "inferred: two reads of 8 bytes; 31.1 TB/s (the same)",
         "link_bandwidth": "uncertain: that of Mk2",
+        "machine_ipus": "uncertain: that of Mk2",
+        "machine_bandwidth": "uncertain: that of Mk2",
+        "domain_ipus": "uncertain: that of Mk2",
+        "gateway_bandwidth": "uncertain: that of Mk2",
         "host_bandwidth": "uncertain: that of Mk2",
         "streaming_bandwidth": "none on Mk1",
     },

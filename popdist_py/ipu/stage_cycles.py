@@ -11,10 +11,11 @@ schedule. The docstring of ``CycleModel`` gives the sources of the constants.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Weight
+from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Product, Weight
+from popdist_py.ipu.links import ring_bandwidth
 from popdist_py.ipu.placed_stage import PlacedStage, stage_of
 from popdist_py.ipu.recomputation import kept, segments
 from popdist_py.ipu.settings import Settings
@@ -25,6 +26,7 @@ from popdist_py.ipu.transfers import (
     copied_bytes,
     fetched_bytes,
     received_bytes,
+    receiving_stages,
     streamed_bytes,
 )
 
@@ -36,8 +38,8 @@ class CycleModel:
     """The constants of the model of time, which no document of Graphcore gives.
 
     Some constants of the model of time are assumed. The other constants of the model of time are
-    fitted to published measurements of ResNet-101. The same constants apply to all types of IPU and
-    to all runs.
+    fitted to published measurements of ResNet-101 and of Graphcore's text on data loading. The same
+    constants apply to all types of IPU and to all runs.
 
     Attributes:
         product_share: The share of the peak rate that matrix products reach. The number
@@ -46,29 +48,41 @@ class CycleModel:
             products reach. The number ``memory_share`` is assumed.
         operation_cycles: The fixed clock cycles of each program on the IPU, for its launch, for
             synchronisation and for rearranging data. A program (code on the IPU) computes one pass
-            of an operation, or one gradient of a matrix product. ``operation_cycles`` is fitted to
-            the steady state of ResNet-101 over two IPUs (7.11 million cycles for each additional
-            micro-batch).
+            of an operation, or one gradient of a matrix product. In a weight update, a program
+            updates one weight or one tensor of optimiser state. ``operation_cycles`` is fitted to
+            ResNet-101 over two IPUs (7.11 million cycles for each additional micro-batch, and 62.5
+            million cycles for each additional device iteration).
         part_cycles: The fixed clock cycles for each part after the first, if a matrix product is
             computed in several parts, one after the other. ``part_cycles`` is assumed to be half of
             ``operation_cycles``.
         host_bandwidth: The bytes per second from the host to an IPU. ``host_bandwidth`` is fitted
             to the clock cycles that 8-bit input saves in published runs of ResNet-101 (4.63 million
             for 24 MiB).
+        host_sync_seconds: The seconds that the IPUs and the host need to synchronise for one
+            transfer. The transfer of the bytes is not included. ``host_sync_seconds`` is fitted to
+            Graphcore's text on data loading. On one replica in this text, real data takes 211
+            microseconds longer than synthetic data for each micro-batch of 1 MiB.
         call_seconds: The seconds that each call of the model needs in addition to its
             micro-batches. ``call_seconds`` is fitted to the published runs of ResNet-101 (33
             million clock cycles).
         sync_cycles: The clock cycles for synchronising all IPUs of a replica at the end of each
-            pipeline cycle. The number ``sync_cycles`` is uncertain.
+            pipeline cycle, and of all replicas before each step of an all-reduce. The number
+            ``sync_cycles`` is uncertain.
+        ring_share: The share of an IPU's IPU-Links that a ring all-reduce uses between the IPUs of
+            one IPU-Machine. ``ring_share`` is two of an IPU's ten IPU-Links. ``ring_share`` is
+            fitted to Graphcore's text on data loading. With synthetic data in this text, a weight
+            update of four replicas takes 0.85 milliseconds longer than one of a single replica.
     """
 
     product_share: float = 0.7
     memory_share: float = 0.25
-    operation_cycles: int = 4_050
-    part_cycles: int = 2_025
+    operation_cycles: int = 3_800
+    part_cycles: int = 1_900
     host_bandwidth: float = 7.2e9
+    host_sync_seconds: float = 64e-6
     call_seconds: float = 25e-3
     sync_cycles: int = 2_000
+    ring_share: float = 0.2
 
 
 CYCLE_MODEL: Final = CycleModel()
@@ -131,19 +145,49 @@ def stage_cycles(
     copied = copied_bytes(graph, placement, index)
     link = ipu.link_bandwidth / 2 / ipu.clock
     streaming = (ipu.streaming_bandwidth or ipu.host_bandwidth) / ipu.clock
-    received = 0 if settings.synthetic_data else received_bytes(graph, placement, index)
     arriving = sum(graph.root_bytes[root] for root in stage.incoming)
     return StageCycles(
         forward=sum(map(device.forward, stage.operations)),
         recompute=sum(map(device.forward, again)),
         backward=sum(map(device.backward, stage.operations)) if settings.is_training else 0.0,
-        receive=received * ipu.clock / model.host_bandwidth,
+        receive=ipu.clock * _receive_seconds(graph, placement, settings, index, model),
         copy=copied / link,
         load=(arriving + sum(weight.bytes for weight in weights)) / streaming,
         offload=_offloaded_bytes(stage, placement, index, weights) / streaming,
         update=device.update(weights) + streamed_bytes(weights, settings) / streaming,
-        all_reduce=all_reduce_bytes(weights, settings) / link,
+        all_reduce=_all_reduce_cycles(weights, placement, settings, ipu, model),
     )
+
+
+def _receive_seconds(
+    graph: Graph, placement: Placement, settings: Settings, index: int, model: CycleModel
+) -> float:
+    """Return the seconds in which a stage receives its inputs from the host.
+
+    A transfer from the host stops all IPUs of a replica. A stage therefore also waits for the
+    synchronisations of the other stages that receive inputs.
+    """
+    received = 0 if settings.synthetic_data else received_bytes(graph, placement, index)
+    if not received:
+        return 0.0
+    syncs = receiving_stages(graph, placement) * model.host_sync_seconds
+    return received / model.host_bandwidth + syncs
+
+
+def _all_reduce_cycles(
+    weights: tuple[Weight, ...],
+    placement: Placement,
+    settings: Settings,
+    ipu: IPU,
+    model: CycleModel,
+) -> float:
+    """Return the clock cycles of the all-reduce of the gradients of a stage's weights."""
+    size = all_reduce_bytes(weights, settings)
+    if not size:
+        return 0.0
+    rate = ring_bandwidth(ipu, settings.replicas, placement.num_ipus, model.ring_share)
+    steps = 2 * (settings.replicas - 1)
+    return size * ipu.clock / rate + steps * model.sync_cycles
 
 
 def _offloaded_bytes(
@@ -220,7 +264,9 @@ class _Device:
             w.elements * (2 * BYTES[w.type] + 2 * state + BYTES[optimizer.accumulator])
             for w in trained
         )
-        return self._moved(size) + self.model.operation_cycles * len(trained)
+        # One program updates the weight, and one program updates each tensor of optimiser state.
+        programs = len(trained) * (1 + len(optimizer.state))
+        return self._moved(size) + self.model.operation_cycles * programs
 
     def _trained(self, operation: Operation) -> list[Weight]:
         weights = (self.stage.graph.weight_of[name] for name in operation.weights)
@@ -257,11 +303,34 @@ class _Device:
                 continue  # No earlier operation needs the gradient of the first operand.
             held = working_set(shape, operands, partials, stage.tiles)
             parts = max(operation.product.serial if operation.product else 1, -(-held // limit))
-            total += shape.flops / rate
+            total += _padded_flops(shape, operands) / rate
             total += shape.repeats * held / (stage.tiles * self.ipu.exchange_rate)
             launched = self.model.operation_cycles + (parts - 1) * self.model.part_cycles
             total += shape.repeats * launched
         return total
+
+
+# The number of a product's columns that the matrix unit of a tile computes together. The number is
+# inferred from the convolution vertices of PopLibs.
+_COLUMNS: Final = 8
+# For each element type of operands, the part of a product's depth that the matrix unit sums in one
+# step. ``_DEPTH`` applies to all other types.
+_DEPTHS: Final[Mapping[str, int]] = {"float16": 16}
+_DEPTH: Final = 8
+
+
+def _padded_flops(product: Product, operands: str) -> int:
+    """Return the floating-point operations of a matrix product with padded sides.
+
+    The matrix unit of a tile computes blocks of fixed size. Groups of a convolution share blocks,
+    so the sides of a grouped convolution are not padded.
+    """
+    if product.is_convolution and product.count > 1:
+        return product.flops
+    grain = _DEPTHS.get(operands, _DEPTH)
+    depth = -(-product.depth // grain) * grain
+    columns = -(-product.columns // _COLUMNS) * _COLUMNS
+    return replace(product, depth=depth, columns=columns).flops
 
 
 # For some kinds of operation, the number of times that the operation reads or writes its elements.

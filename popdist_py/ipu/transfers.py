@@ -23,6 +23,7 @@ __all__ = [
     "fetched_bytes",
     "host_traffic",
     "received_bytes",
+    "receiving_stages",
     "request_bytes",
     "streamed_bytes",
 ]
@@ -73,6 +74,12 @@ def received_bytes(graph: Graph, placement: Placement, stage: int) -> int:
     return sum(graph.bytes_of(t.name) for t in _inputs_of(graph, placement, stage))
 
 
+def receiving_stages(graph: Graph, placement: Placement) -> int:
+    """Return the number of stages that receive inputs of the model from the host."""
+    first = _first_reader(graph, placement)
+    return len({first[tensor.name] for tensor in graph.inputs if tensor.name in first})
+
+
 def request_bytes(
     graph: Graph, placement: Placement, settings: Settings, ipu: IPU
 ) -> tuple[int, ...]:
@@ -100,11 +107,17 @@ def request_bytes(
 
 def _inputs_of(graph: Graph, placement: Placement, stage: int) -> Iterator[Tensor]:
     """Yield the inputs of the model that ``stage`` reads and no earlier stage reads."""
+    first = _first_reader(graph, placement)
+    return (tensor for tensor in graph.inputs if first.get(tensor.name) == stage)
+
+
+def _first_reader(graph: Graph, placement: Placement) -> dict[str, int]:
+    """Return a mapping from the name of each tensor to the first stage that reads the tensor."""
     first: dict[str, int] = {}
     for operation, where in zip(graph.operations, placement.stages, strict=True):
         for name in operation.inputs:
             first.setdefault(name, where)
-    return (tensor for tensor in graph.inputs if first.get(tensor.name) == stage)
+    return first
 
 
 def copied_bytes(graph: Graph, placement: Placement, stage: int) -> int:

@@ -181,7 +181,7 @@ def test_runs_of_threads_and_processes_take_turns_and_medians_count(course, monk
 def test_the_primary_sends_itself_nothing(course):
     transfer = course("data_parallel").Transfer
     assert transfer("gather outputs", 0, 10**9).seconds == 0
-    launch = 4050 / 1.33e9
+    launch = 3800 / 1.33e9
     assert transfer("gather outputs", 1, 160 * 10**9).seconds == pytest.approx(1 + launch)
 
 

@@ -135,7 +135,7 @@ def timeline(run: Run) -> Timeline:
         last_begins=window.forward_begins(placement.num_stages - 1),
         receive=sum(stage.receive for stage in report.stages),
         compute=last.offload + last.forward,
-        send=sent * ipu.clock / run.model.host_bandwidth,
+        send=ipu.clock * (sent / run.model.host_bandwidth + run.model.host_sync_seconds),
         clock=ipu.clock,
         overlaps_io=settings.overlaps_io,
     )

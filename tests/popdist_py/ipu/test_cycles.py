@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.graph import Placement
+from popdist_py.ipu.links import ring_bandwidth
 from popdist_py.ipu.memory import memory
 from popdist_py.ipu.placed_stage import stage_of
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, MOMENTUM, Location, Settings
@@ -37,7 +38,7 @@ def test_ranks_as_hardware_does():
     assert throughput(ipu=BOW) > throughput() > throughput(ipu=MK1)
     assert throughput(recompute="none") > throughput()
     assert throughput(device_iterations=4) > throughput()
-    assert throughput(synthetic_data=True) > throughput(device_iterations=1000)
+    assert throughput(synthetic_data=True) > throughput()
     assert throughput(io_tiles=32, overlaps_io=True, device_iterations=50) > 0
     assert throughput(optimizer_location=Location(on_chip=False)) < throughput()
     assert throughput(memory_proportion=0.001) < throughput()
@@ -65,8 +66,13 @@ def test_device_iterations_remove_the_host():
 
 def test_8_bit_input_is_received_in_half_of_the_time():
     small = with_8_bit_input(HALF)
-    first = cycles(small, Placement.cut(small, ["layer2", "layer3", "layer4"]), BASE, MK2)
-    assert first.stages[0].receive * 2 == cycles(HALF, PLACEMENT, BASE, MK2).stages[0].receive
+    where = Placement.cut(small, ["layer2", "layer3", "layer4"])
+    model = CycleModel(host_sync_seconds=0.0)
+    narrow = cycles(small, where, BASE, MK2, model).stages[0].receive
+    assert narrow * 2 == cycles(HALF, PLACEMENT, BASE, MK2, model).stages[0].receive
+    # Images and labels arrive at two IPUs, and each waits for both transfers.
+    wide = cycles(HALF, PLACEMENT, BASE, MK2).stages[0].receive
+    assert wide == pytest.approx(2 * narrow + 2 * CycleModel().host_sync_seconds * MK2.clock)
 
 
 def test_the_slowest_stage_decides():
@@ -267,7 +273,14 @@ def test_an_interleaved_pipeline_stashes_no_more_and_is_no_faster(works, batch, 
     where = Placement.cut(graph, [f"layers.{index}" for index in range(1, len(works))])
 
     def found(strategy, accumulation):
-        options = replace(BASE, strategy=strategy, accumulation=accumulation, recompute=recompute)
+        # With real data, transfers from the host take longer than the work of so small a model.
+        options = replace(
+            BASE,
+            strategy=strategy,
+            accumulation=accumulation,
+            recompute=recompute,
+            synthetic_data=True,
+        )
         report = memory(graph, where, options, MK2)
         stash = [own.by_category().get("stash", 0) for own in report.ipus]
         return stash, cycles(graph, where, options, MK2).window
@@ -311,3 +324,86 @@ def test_repeated_products_take_a_launch_each_time():
     once = forward(sizes)
     assert forward(replace(sizes, repeats=20)) == pytest.approx(20 * once)
     assert forward(replace(sizes, rows=20)) < 20 * once
+
+
+def test_synthetic_data_removes_only_transfers():
+    """The host's work for each call stays: only the bytes and their synchronisation go."""
+    real, synthetic = (
+        cycles(HALF, PLACEMENT, replace(BASE, synthetic_data=value), MK2) for value in (False, True)
+    )
+    assert synthetic.call == round(CycleModel().call_seconds * MK2.clock)
+    assert real.call > synthetic.call
+    assert all(stage.receive == 0 for stage in synthetic.stages)
+    assert real.window > synthetic.window
+
+
+def test_each_returned_micro_batch_is_a_transfer():
+    def call(mode):
+        return cycles(HALF, PLACEMENT, replace(BASE, output_mode=mode), MK2).call
+
+    sync = CycleModel().host_sync_seconds * MK2.clock
+    size = 16 * 1000 * 2 * MK2.clock / CycleModel().host_bandwidth
+    assert call("all") - call("final") == pytest.approx(7 * (sync + size), rel=1e-3)
+
+
+def test_the_sides_of_products_are_padded_to_the_matrix_unit():
+    graph = mlp([512, 512], batch=8, type="float16")
+    layer, loss = graph.operations
+
+    def forward(**sizes):
+        other = replace(layer, product=replace(layer.product, **sizes))
+        changed = replace(graph, operations=(other, loss))
+        model = CycleModel(product_share=1e-6)
+        return operation_cycles(changed, Placement.cut(changed), Settings(), MK2, model)[0][0]
+
+    # Slow arithmetic makes the rest of the product's time negligible.
+    assert forward(columns=505) == pytest.approx(forward(), rel=1e-3)
+    assert forward(depth=497) == pytest.approx(forward(), rel=1e-3)
+    assert forward(columns=504) < 0.99 * forward()
+    assert forward(depth=496) < 0.98 * forward()
+    groups = {"is_convolution": True, "count": 512}
+    narrow, wide = (forward(depth=9, columns=columns, **groups) for columns in (1, 8))
+    assert wide == pytest.approx(8 * narrow, rel=0.01)
+
+
+def test_an_optimizer_with_more_state_updates_longer():
+    taken = [
+        cycles(HALF, PLACEMENT, replace(BASE, optimizer=optimizer), MK2).stages[0].update
+        for optimizer in (Settings().optimizer, MOMENTUM, ADAM)
+    ]
+    trained = sum(w.is_trained for w in PLACEMENT.weights_of(HALF, 0))
+    for fewer, more in pairwise(taken):
+        assert more - fewer > trained * CycleModel().operation_cycles
+
+
+# The IPUs of a replica, the replicas, and the bytes per second of each ring.
+RINGS = [
+    (1, 2, 32e9),
+    (1, 4, 32e9),
+    (2, 2, 32e9),
+    (1, 16, 32e9),
+    (2, 8, 16e9),
+    (4, 4, 8e9),
+    (16, 4, 8e9),
+    (1, 128, 25e9),
+    (4, 32, 6.25e9),
+]
+
+
+@pytest.mark.parametrize(("ipus", "replicas", "rate"), RINGS)
+def test_the_rate_of_an_all_reduce_depends_on_where_the_replicas_are(ipus, replicas, rate):
+    assert ring_bandwidth(MK2, replicas, ipus, 0.2) == pytest.approx(rate)
+    assert ring_bandwidth(MK2, replicas, ipus, 0.01) == pytest.approx(1.6e9)
+
+
+def test_an_all_reduce_sends_its_bytes_and_synchronises_each_step():
+    """Each replica sends 2 (R - 1) / R of the gradients in 2 (R - 1) steps."""
+    graph = mlp([1024, 1024], batch=8)
+    gradients = 4 * (1024 * 1024 + 1024)
+    for replicas in (1, 2, 4, 64):
+        options = Settings(replicas=replicas)
+        (stage,) = cycles(graph, Placement.cut(graph), options, MK2).stages
+        steps = 2 * (replicas - 1)
+        seconds = gradients * steps / replicas / 32e9
+        taken = seconds * MK2.clock + steps * CycleModel().sync_cycles
+        assert stage.all_reduce == pytest.approx(taken, rel=1e-4)
