@@ -1,8 +1,8 @@
 """Whole HTML pages and fragments for notebooks, rendered from parts with Jinja2.
 
 A page is one file that works without a network. The content security policy of a page blocks every
-request, and every script except the script that draws the charts. All text in the parts of a page
-is escaped.
+request, and every script except those that draw the charts and sort the tables. All text in the
+parts of a page is escaped.
 
 Jinja2 is imported when the first page is rendered. The parts of a page are named tuples, because
 defining dataclasses would take half of the time in which the page of a short job is written.
@@ -11,7 +11,7 @@ defining dataclasses would take half of the time in which the page of a short jo
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -93,13 +93,15 @@ class Cell(NamedTuple):
 class Table(NamedTuple):
     """A table; ``name`` is for screen readers, and the rows with the indices ``marked`` stand out.
 
-    If a row has fewer cells than columns, its last cell spans the remaining columns.
+    If a row has fewer cells than columns, its last cell spans the remaining columns. If a table
+    ``is_sortable``, a click on the title of a column sorts the rows of the table.
     """
 
     name: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str | Links | Cell]]
     marked: frozenset[int] = frozenset()
+    is_sortable: bool = False
 
     def number_columns(self) -> frozenset[int]:
         """Return the indices of the columns that contain only numbers; they are aligned right."""
@@ -210,8 +212,9 @@ def page(
     """
     shown = [section for section in sections if section.parts]
     parts = [*opening, *(part for section in shown for part in section.parts)]
-    rows = (part.charts if isinstance(part, ChartRow) else [part] for part in parts)
-    figures = [each.figure for row in rows for each in row if isinstance(each, Chart)]
+    inner = [each for part in parts for each in _with_inner(part)]
+    figures = [part.figure for part in inner if isinstance(part, Chart)]
+    is_sortable = any(isinstance(part, Table) and part.is_sortable for part in inner)
     style = _file("style.css") + _file("page.css")
     if figures and not packed_plotly():
         opening = [*opening, Sentence(_WITHOUT_PLOTLY)]
@@ -227,7 +230,18 @@ def page(
         footer=footer,
         style=style,
         charts=_chart_scripts(figures) if figures else None,
+        sorting=_hashed_script("tables.js") if is_sortable else None,
     )
+
+
+def _with_inner(part: Part) -> Iterator[Part]:
+    """Yield a part of a page and the parts in it, in the order of the page."""
+    yield part
+    if isinstance(part, ChartRow):
+        yield from part.charts
+    elif isinstance(part, Details):
+        for each in part.parts:
+            yield from _with_inner(each)
 
 
 def fragment(heading: str, parts: Sequence[Part], *, kind: str = "") -> str:
@@ -241,20 +255,25 @@ def fragment(heading: str, parts: Sequence[Part], *, kind: str = "") -> str:
 
 
 def _chart_scripts(figures: Sequence[Mapping[str, Any]]) -> dict[str, object]:
-    """Return the contents of a page's ``script`` elements, and the hash of the drawing script."""
-    import base64
-    import hashlib
-
+    """Return the contents of the ``script`` elements that draw a page's charts."""
     from popdist_py.html_pages.chart_colours import DARK
 
-    script = _file("charts.js")
     return {
         "figures": figures,
         "dark_colours": DARK,
         "plotly": packed_plotly(),
-        "script": script,
-        "hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        **_hashed_script("charts.js"),
     }
+
+
+def _hashed_script(name: str) -> dict[str, str]:
+    """Return a script of this package, and its hash for the content security policy of a page."""
+    import base64
+    import hashlib
+
+    script = _file(name)
+    hashed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return {"script": script, "hash": hashed}
 
 
 @cache

@@ -17,7 +17,8 @@ from tools.release.tree import fresh_clone
 # Python's start, names of the SDK.
 _IN_WHEEL = (
     "poprun_py/py.typed",
-    *(f"popdist_py/html_pages/{name}" for name in ("charts.js", "page.css", "style.css")),
+    *(f"popdist_py/html_pages/{name}.js" for name in ("charts", "tables")),
+    *(f"popdist_py/html_pages/{name}.css" for name in ("page", "style")),
     *(f"popdist_py/html_pages/{name}.html.jinja" for name in ("fragment", "page", "parts")),
     "popdist_py/__init__.pyi",
     "popdist_py/py.typed",

@@ -24,6 +24,7 @@ from popdist_py.html_pages.charts import (
     points,
     thinned,
 )
+from popdist_py.html_pages.program_charts import Area, Lane, Node, Span, areas, lanes, treemap
 
 NAN = math.nan
 LINES = [
@@ -45,6 +46,14 @@ CHARTS = {
     "no values": histogram("t", "s", [Sample("a", [])], x="ms"),
     "equal values": histogram("t", "s", [Sample("a", [2.0] * 5)], x="ms"),
     "zeros": histogram("t", "s", [Sample("a", [0.0] * 5)], x="ms"),
+    "areas": areas("t", "s", [Area("a", [1, 2], "#0056b4"), Area("b", [2, 0], "#e56713", True)],
+                   ["first", "last"], x="moment", y="MB", marks=[Mark(3, "limit", of_y=True)]),
+    "no moments": areas("t", "s", [Area("a", [], "#0056b4")], [], x="moment", y="MB"),
+    "lanes": lanes("t", "s", ["IPU 0", "IPU 1"],
+                   [Lane("forward", "#0056b4", [Span("IPU 1", 1, 2, "micro-batch 1")], True)],
+                   unit="cycles"),
+    "treemap": treemap("t", "s", [Node("a", "", "all", 3, "#fefefe"),
+                                  Node("b", "a", "part", 1, "#0056b4")], unit="MB"),
 }  # fmt: skip
 
 
@@ -84,6 +93,31 @@ def test_names_are_escaped_for_plotly():
                   marks=[Mark(1, "<br>")])  # fmt: skip
     assert chart.figure["data"][0]["name"] == "&lt;b&gt;&amp;"
     assert "<" not in json.dumps(chart.figure)
+
+
+def test_names_of_a_program_are_escaped_for_plotly():
+    evil = "<b>&"
+    drawn = (
+        areas(evil, "s", [Area(evil, [1], "#0056b4")], [evil], x=evil, y=evil),
+        lanes(evil, "s", [evil], [Lane(evil, "#0056b4", [Span(evil, 0, 1, evil)])], unit=evil),
+        treemap(evil, "s", [Node("a", "", evil, 3, "#0056b4")], unit=evil),
+    )
+    for chart in drawn:
+        text = json.dumps(chart.figure)
+        assert evil not in text
+        assert "&lt;b&gt;&amp;" in text
+
+
+def test_areas_keep_the_peak_of_a_long_stack():
+    one, two = [1.0] * 20_000, [1.0] * 20_000
+    two[12_345] = 7.0
+    layers = [Area("a", one, "#0056b4"), Area("b", two, "#e56713")]
+    *stacked, total = areas("t", "s", layers, list(map(str, range(20_000))), x="x", y="y").figure[
+        "data"
+    ]
+    assert sum(len(trace["x"]) for trace in stacked) <= 4 * MOST_POINTS
+    assert max(total["y"]) == 8.0
+    assert total["text"][total["y"].index(8.0)] == "12345"
 
 
 def test_long_lines_are_thinned():

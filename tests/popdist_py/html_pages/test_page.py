@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import configparser
 import gzip
+import hashlib
 import json
 import re
 from html.parser import HTMLParser
@@ -33,6 +34,7 @@ from popdist_py.html_pages.page import (
     Table,
     page,
 )
+from tools.running.browser import CHROMIUM, open_browser
 
 EVIL = "</script></style><script>alert(1)</script><img src=x onerror=alert(1)>'\"&\x1b[31m\udcff"
 ALLOWED = {"http://www.w3.org/2000/svg"}
@@ -116,6 +118,35 @@ def test_the_policy_allows_only_the_script_of_charts():
     assert "default-src 'none'" in policy
     assert "unsafe-inline" not in policy.partition("script-src")[2].partition(";")[0]
     assert "script-src" not in page("t", [Section("One", [Sentence("s")])])
+
+
+def test_tables_that_can_be_sorted_have_the_only_other_script():
+    table = Table("t", ["a", "n"], [["x", "1"], ["y", "2"]], is_sortable=True)
+    for parts in ([table], [Details("more", [table])]):
+        text = page("t", [Section("One", parts)])
+        (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+        hashed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"script-src 'sha256-{hashed}' 'strict-dynamic';" in text
+        assert '<table class="pp-sortable">' in text
+    both = page("t", [Section("One", [table, chart()])])
+    assert len(re.findall(r"'sha256-", both)) == 2
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: make system-packages")
+def test_a_browser_sorts_tables(tmp_path):
+    rows = [["b", "1,000"], ["a", "-"], ["c", "20"]]
+    path = tmp_path / "page.html"
+    table = Table("t", ["name", "n"], rows, is_sortable=True)
+    path.write_text(page("t", [Section("One", [table])]))
+    with open_browser(tmp_path / "profile") as browser:
+        browser.open(path)
+        names = "[...document.querySelectorAll('td:first-child')].map(e => e.textContent).join('')"
+        seen = [browser.value(names)]
+        for column in (2, 2, 1):
+            browser.value(f"document.querySelector('th:nth-child({column}) button').click()")
+            seen.append(browser.value(names))
+        assert seen == ["bac", "bca", "acb", "abc"]
+        assert browser.problems == []
 
 
 def test_plotly_is_embedded_once_and_only_with_charts():
