@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 _FOLDER: Final = Path(__file__).parent
 # A table cell counts as a number if it is empty, or contains a hyphen or a number (with or without
 # a unit).
-# A number with its unit, a range such as 3-5, or a number that a mark makes doubtful, such as 98%*.
-_NUMBER: Final = re.compile(r"[-+]?[\d.,]+(-[\d.,]+)?( ?(%|x|[kMG]?i?B|ms|s|min|h|us|W))?[* ]?|-|")
+# A number with its unit, a range such as 3-5, a limit such as <0.1, or a number that a mark makes
+# doubtful, such as 98%*.
+_NUMBER: Final = re.compile(
+    r"<?[-+]?[\d.,]+(-[\d.,]+)?( ?(%|x|[kMG]?i?B|ms|s|min|h|us|W))?[* ]?|-|"
+)
 # Characters that XML forbids or browsers do not show. A regular expression of the allowed
 # characters would take ten times as long to compile.
 _UNSHOWABLE: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -160,6 +163,12 @@ class ChartRow(NamedTuple):
     charts: Sequence[Chart]
 
 
+class TableRow(NamedTuple):
+    """Tables that stand side by side on wide screens."""
+
+    tables: Sequence[Table]
+
+
 class Details(NamedTuple):
     """Page parts, without charts, that are hidden until the reader opens them."""
 
@@ -168,8 +177,8 @@ class Details(NamedTuple):
 
 
 Part: TypeAlias = (
-    Sentence | Links | Alert | Facts | Table | Code | InlineSvgs | SvgImage | Details | ChartRow
-    | Chart
+    Sentence | Links | Alert | Facts | Table | TableRow | Code | InlineSvgs | SvgImage | Details
+    | ChartRow | Chart
 )  # fmt: skip
 
 
@@ -239,6 +248,8 @@ def _with_inner(part: Part) -> Iterator[Part]:
     yield part
     if isinstance(part, ChartRow):
         yield from part.charts
+    elif isinstance(part, TableRow):
+        yield from part.tables
     elif isinstance(part, Details):
         for each in part.parts:
             yield from _with_inner(each)

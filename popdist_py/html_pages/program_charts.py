@@ -11,24 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from popdist_py.html_pages.chart_colours import LIGHT
-from popdist_py.html_pages.charts import (
-    MOST_POINTS,
-    Bars,
-    Line,
-    Mark,
-    bars,
-    lines,
-    plotly_text,
-    thinned,
-)
+from popdist_py.html_pages.charts import Bars, Line, Mark, bars, lines, plotly_text
 from popdist_py.html_pages.page import Chart
 
 __all__ = ["Area", "Lane", "Node", "Span", "areas", "lanes", "treemap"]
 
-# The number of points of all areas of a chart together. A stack of ten areas with 1000 points each
-# would make a page with many charts too large.
-_MOST_AREA_POINTS: Final = 4 * MOST_POINTS
-_LEAST_POINTS: Final = 60
+_AREAS_HEIGHT: Final = 380
 _TREEMAP_HEIGHT: Final = 460
 _SHOWN_LEVELS: Final = 4
 
@@ -79,13 +67,16 @@ class Node:
         parent: The key of the rectangle around this one; empty for the outermost rectangle.
         label: The text in the rectangle.
         value: The size of the rectangle, at least the sum of the sizes of the rectangles in it.
+            The size is an integer, because rounded sizes could add up to more than their sum.
+        text: The size of the rectangle with its unit, for the reader.
         colour: The colour of the rectangle on a light page.
     """
 
     key: str
     parent: str
     label: str
-    value: float
+    value: int
+    text: str
     colour: str
 
 
@@ -93,20 +84,19 @@ def areas(
     title: str,
     summary: str,
     layers: Sequence[Area],
+    xs: Sequence[int],
     moments: Sequence[str],
     *,
     x: str,
     y: str,
     marks: Sequence[Mark] = (),
 ) -> Chart:
-    """Return a chart of stacked areas over moments; long series are thinned without losing peaks.
+    """Return a chart of stacked areas over moments.
 
-    ``moments`` are the names of the points along the horizontal axis. The reader sees the name of a
-    moment when the pointer is over the chart.
+    ``xs`` are the positions of the points on the horizontal axis, and ``moments`` are their names.
+    The reader sees the name of a moment when the pointer is over the chart.
     """
-    totals = [sum(layer.values[i] for layer in layers) for i in range(len(moments))]
-    most = max(_LEAST_POINTS, _MOST_AREA_POINTS // max(1, len(layers)))
-    kept = thinned(totals, most)
+    totals = [sum(values) for values in zip(*(layer.values for layer in layers), strict=True)]
     empty = lines(title, summary, [Line(name=each.name, xs=[], ys=[]) for each in layers],
                   x=x, y=y, marks=marks, from_zero=True)  # fmt: skip
     data: list[dict[str, Any]] = [
@@ -115,12 +105,12 @@ def areas(
             "mode": "lines",
             "stackgroup": "all",
             "name": plotly_text(layer.name),
-            "line": {"color": layer.colour, "width": 0.5},
+            "line": {"color": layer.colour, "width": 0.5, "shape": "hv"},
             "fillcolor": layer.colour,
             "fillpattern": {"shape": "/" if layer.is_hatched else "", "solidity": 0.35},
             "hovertemplate": "%{y:.4~g}",
-            "x": kept,
-            "y": [round(layer.values[i], 4) for i in kept],
+            "x": list(xs),
+            "y": [round(value, 4) for value in layer.values],
         }
         for layer in layers
     ]
@@ -129,15 +119,15 @@ def areas(
             "type": "scatter",
             "mode": "lines",
             "name": "all",
-            "line": {"color": LIGHT["text"], "width": 1},
+            "line": {"color": LIGHT["text"], "width": 0},
             "showlegend": False,
             "hovertemplate": "%{y:.4~g}, %{text}",
-            "x": kept,
-            "y": [round(totals[i], 4) for i in kept],
-            "text": [plotly_text(moments[i]) for i in kept],
+            "x": list(xs),
+            "y": [round(value, 4) for value in totals],
+            "text": [plotly_text(moment) for moment in moments],
         }
     )
-    return Chart(title, summary, {"data": data, "layout": empty.figure["layout"]}, 380)
+    return Chart(title, summary, {"data": data, "layout": empty.figure["layout"]}, _AREAS_HEIGHT)
 
 
 def lanes(
@@ -174,7 +164,7 @@ def lanes(
     return Chart(title, summary, {"data": data, "layout": layout}, empty.height)
 
 
-def treemap(title: str, summary: str, nodes: Sequence[Node], *, unit: str) -> Chart:
+def treemap(title: str, summary: str, nodes: Sequence[Node]) -> Chart:
     """Return a treemap, in which the area of a rectangle is proportional to its value.
 
     A click on a rectangle enlarges the rectangle.
@@ -188,14 +178,15 @@ def treemap(title: str, summary: str, nodes: Sequence[Node], *, unit: str) -> Ch
             "ids": [node.key for node in nodes],
             "parents": [node.parent for node in nodes],
             "labels": [plotly_text(node.label) for node in nodes],
-            "values": [round(node.value, 4) for node in nodes],
+            "values": [node.value for node in nodes],
+            "text": [plotly_text(node.text) for node in nodes],
+            "textinfo": "label+text",
             "marker": {
                 "colors": [node.colour for node in nodes],
                 "line": {"color": LIGHT["ground"], "width": 1},
             },
             "tiling": {"pad": 1},
-            "hovertemplate": f"%{{label}}<br>%{{value:.4~g}} {plotly_text(unit)}, "
-            "%{percentRoot:.1%} of all<extra></extra>",
+            "hovertemplate": "%{label}<br>%{text}, %{percentRoot:.1%} of all<extra></extra>",
         }
     ]
     layout = {

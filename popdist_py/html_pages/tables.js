@@ -3,8 +3,8 @@
 (() => {
 'use strict';
 const number = (text) => {
-  const found = /^[-+]?[\d,]*\.?\d+/.exec(text);
-  return found ? Number(found[0].replaceAll(',', '')) : null;
+  const found = /^<?([-+]?[\d,]*\.?\d+)/.exec(text);
+  return found ? Number(found[1].replaceAll(',', '')) : null;
 };
 const sort = (table, heads, column) => {
   const head = heads[column];

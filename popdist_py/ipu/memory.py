@@ -33,6 +33,7 @@ from popdist_py.ipu.tensor_liveness import Moment, Peak, backward_moments, forwa
 __all__ = [
     "ESTIMATES",
     "Estimates",
+    "category_of_block",
     "ipu_fits",
     "ipu_memory",
     "least_bytes",
@@ -83,6 +84,8 @@ _CODE: Final[tuple[Category, ...]] = ("code", "profiling")
 # fetches gradient accumulators. In phased execution, the weight update of a phase (a part of the
 # model) needs the weights and the gradient accumulators.
 _FETCHED: Final[tuple[Category, ...]] = ("weights", "accumulators")
+# The names of the blocks of memory for gradients of activations begin with this text.
+_GRADIENT: Final = "gradient of "
 
 
 def memory(
@@ -380,13 +383,16 @@ def _passes_of(stage: PlacedStage, placement: Placement, index: int) -> Iterator
         yield [*forward, *backward]
 
 
+def category_of_block(name: str) -> Category:
+    """Return the category of a block of memory that is not always in use, from its name."""
+    return "gradients" if name.startswith(_GRADIENT) else "activations"
+
+
 def _of_peak(found: Peak) -> Iterator[Contribution]:
     """Yield the blocks of memory in use at the moment that needs the most memory."""
-    prefix = "gradient of "
     for name, size in found.live.items():
-        is_gradient = name.startswith(prefix)
-        category: Category = "gradients" if is_gradient else "activations"
-        yield Contribution(_module(name.removeprefix(prefix)), category, size, False)
+        module = _module(name.removeprefix(_GRADIENT))
+        yield Contribution(module, category_of_block(name), size, False)
     if found.temporary:
         yield Contribution(found.name, "working set", found.temporary, False)
 

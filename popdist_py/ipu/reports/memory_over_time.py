@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from popdist_py.ipu.memory import ipu_memory, walks
+from popdist_py.ipu.memory import category_of_block, ipu_memory, walks
+from popdist_py.ipu.memory_contents import Category
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.tensor_liveness import live_at
 
-__all__ = ["LiveBytes", "curve"]
+__all__ = ["LiveBytes", "curve", "live_categories"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +48,28 @@ def curve(run: Run, number: int) -> tuple[LiveBytes, ...]:
             for moment, (_, total) in zip(moments, live_at(moments), strict=True)
         ]
     return tuple(found)
+
+
+def live_categories(run: Run, number: int, wanted: frozenset[int]) -> list[dict[Category, int]]:
+    """Return the bytes of each category that are not always live, at some moments of an IPU.
+
+    Args:
+        run: The configuration of the run.
+        number: The number of the IPU in its replica.
+        wanted: The indices of the moments in the sequence that ``curve`` returns.
+    """
+    found = []
+    index = 0
+    for fetched, moments in walks(run.graph, run.placement, run.settings, run.ipu, number):
+        for moment, (live, _) in zip(moments, live_at(moments), strict=True):
+            if index in wanted:
+                sums: dict[Category, int] = {}
+                for part in fetched:
+                    sums[part.category] = sums.get(part.category, 0) + part.bytes
+                for name, size in live.items():
+                    category = category_of_block(name)
+                    sums[category] = sums.get(category, 0) + size
+                sums["working set"] = moment.temporary
+                found.append(sums)
+            index += 1
+    return found

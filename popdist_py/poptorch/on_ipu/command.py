@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import click
 from rich.console import Console
 
 from popdist_py.ipu.memory_contents import Verdict
-from popdist_py.ipu.reports import ExecutionPage, MemoryPage, execution_page, memory_page
+from popdist_py.ipu.page import Planned
+from popdist_py.ipu.reports import ExecutionPage, MemoryPage
 from popdist_py.ipu.runs.model_graph import ModelGraph
 from popdist_py.ipu.runs.run_from_command import (
     OPTIMIZERS,
@@ -43,6 +45,7 @@ from popdist_py.poptorch.on_ipu.model_factories import (
     made_example,
     with_loss,
 )
+from popdist_py.poptorch.on_ipu.plan_page_options import WantedPage, planned_run, wanted_page
 from popdist_py.poptorch.options.options import Options
 
 __all__ = ["COMMAND", "main"]
@@ -127,6 +130,7 @@ _FLOAT_TYPE: Final = click.Choice(["float32", "float16"])
 _SORTS: Final = click.Choice(["weights", "accumulators", "optimizer", "activations"])
 _MODULES: Final = _ListType(click.STRING, "MODULE[,...]")
 _SORT_LIST: Final = _ListType(_SORTS, "SORT[,...]")
+_PATH: Final = click.Path(path_type=Path)
 _SORT_HELP: Final = "weights, accumulators, optimizer, activations"
 
 
@@ -219,6 +223,14 @@ _OPTIONS: Final = (
     ),
     _option("--ipus", type=_COUNT, help="For --find splits."),
     _option("--json", "as_json", is_flag=True, help="For programs."),
+    _option(
+        "--page", type=_PATH, metavar="FILE.html",
+        help="Write an HTML page too: memory, liveness, operations, time, and what if.",
+    ),
+    _option(
+        "--beside", type=_PATH, metavar="FILE.json",
+        help="Compare on the page of --page with a report that --json has written.",
+    ),
 )  # fmt: skip
 
 
@@ -231,9 +243,15 @@ def _command(
     find: Literal["batch", "splits", "recompute"] | None,
     ipus: int | None,
     as_json: bool,
+    page: Path | None,
+    beside: Path | None,
     **options: Any,
 ) -> None:
-    """Print the reports or the search result that a command line requests, and exit."""
+    """Print the reports or the search result that a command line requests, and exit.
+
+    With ``--page``, also write the page of the run that was described or found.
+    """
+    wanted = wanted_page(page, beside)
     if (ipus is not None) != (find == "splits"):
         raise click.UsageError("--find splits and --ipus N are given together")
     if options["inference"] and loss is not None:
@@ -244,11 +262,26 @@ def _command(
         run = run_from_command(_model_graph(example, loss, training=not asked.inference), asked)
     except (FactoryError, ValueError) as error:
         raise _CannotTell(str(error)) from error
+    context = click.get_current_context()
     if find is not None:
-        code = _tell_answer(_answer(run, find, ipus), as_json=as_json)
+        answer = _answer(run, find, ipus)
+        code = _tell_answer(answer, as_json=as_json)
+        planned = planned_run(answer.run or run, context) if wanted is not None else None
     else:
-        code = _tell_pages(run, as_json=as_json)
-    click.get_current_context().exit(code)
+        planned = planned_run(run, context)
+        code = _tell_pages(planned, as_json=as_json)
+    if wanted is not None and planned is not None:
+        _write_page(wanted, planned, as_json=as_json)
+    context.exit(code)
+
+
+def _write_page(wanted: WantedPage, planned: Planned, *, as_json: bool) -> None:
+    try:
+        wanted.write(planned)
+    except OSError as error:
+        raise _CannotTell(f"--page {wanted.path}: {error.strerror or error}") from error
+    if not as_json:
+        click.echo(f"\nThe page is {wanted.path}")
 
 
 def _model_graph(example: Example, loss: str | None, *, training: bool) -> ModelGraph:
@@ -280,15 +313,12 @@ def _tell_answer(answer: Answer, *, as_json: bool) -> int:
     return _TOO_LARGE if answer.run is None else _FITS
 
 
-def _tell_pages(run: Run, *, as_json: bool) -> int:
-    memory, execution = memory_page(run), execution_page(run)
+def _tell_pages(planned: Planned, *, as_json: bool) -> int:
     if as_json:
-        pages = {"memory": memory.to_json(), "execution": execution.to_json()}
-        told = {"version": 2, "fits": memory.fits, "verdict": memory.verdict}
-        click.echo(json.dumps({**told, **pages}))
+        click.echo(json.dumps(planned.to_json()))
     else:
-        _show(memory, execution)
-    return _CODES[memory.verdict]
+        _show(planned.memory, planned.execution)
+    return _CODES[planned.memory.verdict]
 
 
 def _show(*reports: MemoryPage | ExecutionPage | Answer) -> None:

@@ -1,0 +1,201 @@
+"""The section "What if" of a page: the same model with other batches, types and numbers of IPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Final
+
+from popdist_py.errors import counted
+from popdist_py.html_pages.page import Cell, Part, Section, Sentence, Table
+from popdist_py.ipu.cycles import cycles
+from popdist_py.ipu.graph import Graph, Placement
+from popdist_py.ipu.memory import memory
+from popdist_py.ipu.memory_contents import Verdict
+from popdist_py.ipu.page.charted_values import percent
+from popdist_py.ipu.page.summary_sections import verdict_cell
+from popdist_py.ipu.schedule import least_accumulation
+from popdist_py.ipu.searches import Run, best_splits
+from popdist_py.ipu.settings import Recompute
+
+__all__ = ["Alternative", "alternatives", "what_if_section"]
+
+# The number of operations of all estimated alternatives together. An estimate takes about 25
+# microseconds for each operation, so that all estimates take about 2 seconds.
+_MOST_OPERATIONS: Final = 80_000
+_LEAST_ALTERNATIVES: Final = 20
+_MOST_ALTERNATIVES: Final = 120
+_MOST_IPUS: Final = 64
+_HALF: Final = "16.16"
+_BITS: Final = {"float32": "32", "float16": "16"}
+_ORDER: Final[tuple[Verdict, ...]] = ("fits", "close", "does not fit")
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """The estimate for a run in which some options are changed.
+
+    Attributes:
+        run: The configuration with the changed options.
+        precision: The bits of the types of data and of weights, such as ``16.32``.
+        num_changes: The number of options that differ from the run that the user described.
+        share: The used share of the fullest tile; None if no division into stages was found.
+        verdict: Whether the model fits into memory.
+        throughput: The samples per second of all replicas; None if ``share`` is None.
+    """
+
+    run: Run
+    precision: str
+    num_changes: int
+    share: float
+    verdict: Verdict
+    throughput: float
+
+    @property
+    def recompute(self) -> str:
+        """The kind of recomputation of the run."""
+        return self.run.settings.recompute_for(self.run.placement)
+
+
+def alternatives(run: Run) -> list[Alternative]:
+    """Estimate a run with other batches, types, recomputations and numbers of IPUs.
+
+    The alternatives that fit come first, and of these the fastest. A large model has fewer
+    alternatives, so that the estimates take a few seconds at most: the ones with the fewest changes
+    are estimated.
+    """
+    limit = _MOST_OPERATIONS // max(1, len(run.graph.operations))
+    limit = min(_MOST_ALTERNATIVES, max(_LEAST_ALTERNATIVES, limit))
+    chosen = sorted(_changed(run), key=lambda each: each[0])[:limit]
+    found = [_estimated(*each) for each in chosen]
+    return sorted(found, key=lambda one: (_ORDER.index(one.verdict), -one.throughput))
+
+
+def _estimated(num_changes: int, precision: str, run: Run) -> Alternative:
+    contents = memory(run.graph, run.placement, run.settings, run.ipu, run.estimates)
+    time = cycles(run.graph, run.placement, run.settings, run.ipu, run.model)
+    return Alternative(
+        run, precision, num_changes, contents.share, contents.verdict, time.throughput
+    )
+
+
+def _changed(run: Run) -> Iterator[tuple[int, str, Run]]:
+    """Yield the number of changes, the precision and the configuration of every alternative."""
+    graphs = _graphs(run.graph)
+    kinds: list[Recompute] = [run.settings.recompute_for(run.placement)]
+    if run.settings.is_training:
+        others: tuple[Recompute, ...] = ("none", "stage")
+        kinds += [kind for kind in others if kind not in kinds]
+    own = run.graph.batch
+    batches = list(dict.fromkeys([own, max(1, own // 2), 2 * own]))
+    choices = product(
+        enumerate(_placements(run)), enumerate(graphs), enumerate(kinds), enumerate(batches)
+    )
+    for (p, placement), (g, (precision, graph)), (k, kind), (b, batch) in choices:
+        changes = sum(map(bool, (p, g, k, b)))
+        # The first alternative is the run itself. Its kind of recomputation may be "default", which
+        # gives other settings than the kind's own name for another number of IPUs.
+        settings = run.settings if not k and not p else replace(run.settings, recompute=kind)
+        other = Run(graph.with_batch(batch), placement, settings, run.ipu, run.estimates, run.model)
+        yield changes, precision, _filled(other)
+
+
+def _filled(run: Run) -> Run:
+    """Return a run with at least as many micro-batches as its pipeline needs."""
+    settings = run.settings
+    if not settings.is_pipelined:
+        return run
+    least = least_accumulation(run.placement.num_stages, is_training=settings.is_training)
+    if settings.is_training:
+        settings = replace(settings, accumulation=max(least, settings.accumulation))
+    elif settings.device_iterations < least:
+        settings = replace(settings, device_iterations=least, output_return_period=1)
+    return replace(run, settings=settings)
+
+
+def _graphs(graph: Graph) -> list[tuple[str, Graph]]:
+    """Return the graph with its own types and in half precision, with their names."""
+    data = {_BITS.get(o.output.type) for o in graph.operations} - {None}
+    weights = {_BITS.get(weight.type) for weight in graph.weights} - {None}
+    own = ".".join("/".join(sorted(map(str, kinds))) or "-" for kinds in (data, weights))
+    found = [(own, graph)]
+    if "32" in data | weights:
+        found.append((_HALF, graph.cast(data="float16", weights="float16")))
+    return found
+
+
+def _placements(run: Run) -> list[Placement]:
+    """Return the placement of a run, and the best ones for half and more IPUs, nearest first.
+
+    If no division into stages fits with the types of the run, one for half precision is returned.
+    """
+    own = run.placement.num_ipus
+    found = [run.placement]
+    if not run.settings.is_pipelined:
+        return found
+    for count in dict.fromkeys([2 * own, own // 2, 1, 4 * own]):
+        if not 0 < count <= min(_MOST_IPUS, len(run.graph.operations)) or count == own:
+            continue
+        for _, graph in _graphs(run.graph):
+            other = _filled(replace(run, graph=graph))
+            placement = best_splits(other, count, tries_all=False)
+            if placement is not None:
+                found.append(placement)
+                break
+        else:
+            if count == 1:
+                found.append(Placement((0,) * len(run.graph.operations), (0,)))
+    return found
+
+
+def what_if_section(run: Run) -> Section:
+    """Return the section that compares a run with alternatives."""
+    found = alternatives(run)
+    rows = [
+        (
+            str(one.run.placement.num_ipus),
+            f"{one.run.graph.batch:,}",
+            one.precision,
+            one.recompute,
+            f"{one.run.settings.accumulation:,}",
+            Cell(percent(one.share), share=min(1.0, one.share)),
+            verdict_cell(one.verdict),
+            f"{one.throughput:,.1f}",
+            f"{one.throughput / _num_ipus(one.run):,.1f}",
+        )
+        for one in found
+    ]
+    columns = (
+        *("IPUs", "micro-batch", "precision", "recomputation", "accumulation"),
+        *("fullest tile", "verdict", "samples/s", "samples/s of an IPU"),
+    )
+    marked = frozenset(index for index, one in enumerate(found) if not one.num_changes)
+    fitting = sum(one.verdict == "fits" for one in found)
+    parts: list[Part] = [
+        Sentence(
+            f"{fitting} of {counted(len(found), 'alternative')} fit. The marked row is this run. "
+            "IPUs are those of a replica; all other options stay as they are."
+        ),
+        Table("What if", columns, rows, marked, is_sortable=True),
+    ]
+    splits = _split_rows(found)
+    if splits:
+        parts.append(Sentence("The IPUs of the rows begin at these modules:"))
+        parts.append(Table("Splits", ("IPUs", "--split"), splits))
+    return Section("What if", tuple(parts))
+
+
+def _num_ipus(run: Run) -> int:
+    return run.placement.num_ipus * run.settings.replicas
+
+
+def _split_rows(found: list[Alternative]) -> list[tuple[str, str]]:
+    placements = {one.run.placement.num_ipus: one.run for one in found}
+    rows = []
+    for count, run in sorted(placements.items()):
+        stages = range(1, run.placement.num_stages)
+        starts = [run.placement.stages.index(stage) for stage in stages]
+        if starts:
+            rows.append((str(count), ",".join(run.graph.operations[at].name for at in starts)))
+    return rows
