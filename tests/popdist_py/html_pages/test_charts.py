@@ -47,13 +47,14 @@ CHARTS = {
     "equal values": histogram("t", "s", [Sample("a", [2.0] * 5)], x="ms"),
     "zeros": histogram("t", "s", [Sample("a", [0.0] * 5)], x="ms"),
     "areas": areas("t", "s", [Area("a", [1, 2], "#0056b4"), Area("b", [2, 0], "#e56713", True)],
-                   ["first", "last"], x="moment", y="MB", marks=[Mark(3, "limit", of_y=True)]),
-    "no moments": areas("t", "s", [Area("a", [], "#0056b4")], [], x="moment", y="MB"),
+                   [0, 7], ["first", "last"], x="moment", y="MB",
+                   marks=[Mark(3, "limit", of_y=True)]),
+    "no moments": areas("t", "s", [Area("a", [], "#0056b4")], [], [], x="moment", y="MB"),
     "lanes": lanes("t", "s", ["IPU 0", "IPU 1"],
                    [Lane("forward", "#0056b4", [Span("IPU 1", 1, 2, "micro-batch 1")], True)],
                    unit="cycles"),
-    "treemap": treemap("t", "s", [Node("a", "", "all", 3, "#fefefe"),
-                                  Node("b", "a", "part", 1, "#0056b4")], unit="MB"),
+    "treemap": treemap("t", "s", [Node("a", "", "all", 3, "3 MB", "#fefefe"),
+                                  Node("b", "a", "part", 1, "1 MB", "#0056b4")]),
 }  # fmt: skip
 
 
@@ -98,9 +99,9 @@ def test_names_are_escaped_for_plotly():
 def test_names_of_a_program_are_escaped_for_plotly():
     evil = "<b>&"
     drawn = (
-        areas(evil, "s", [Area(evil, [1], "#0056b4")], [evil], x=evil, y=evil),
+        areas(evil, "s", [Area(evil, [1], "#0056b4")], [0], [evil], x=evil, y=evil),
         lanes(evil, "s", [evil], [Lane(evil, "#0056b4", [Span(evil, 0, 1, evil)])], unit=evil),
-        treemap(evil, "s", [Node("a", "", evil, 3, "#0056b4")], unit=evil),
+        treemap(evil, "s", [Node("a", "", evil, 3, evil, "#0056b4")]),
     )
     for chart in drawn:
         text = json.dumps(chart.figure)
@@ -108,16 +109,13 @@ def test_names_of_a_program_are_escaped_for_plotly():
         assert "&lt;b&gt;&amp;" in text
 
 
-def test_areas_keep_the_peak_of_a_long_stack():
-    one, two = [1.0] * 20_000, [1.0] * 20_000
-    two[12_345] = 7.0
-    layers = [Area("a", one, "#0056b4"), Area("b", two, "#e56713")]
-    *stacked, total = areas("t", "s", layers, list(map(str, range(20_000))), x="x", y="y").figure[
-        "data"
-    ]
-    assert sum(len(trace["x"]) for trace in stacked) <= 4 * MOST_POINTS
-    assert max(total["y"]) == 8.0
-    assert total["text"][total["y"].index(8.0)] == "12345"
+def test_areas_are_stacked_and_name_each_moment():
+    layers = [Area("a", [1.0, 2.0], "#0056b4"), Area("b", [2.0, 5.0], "#e56713")]
+    chart = areas("t", "s", layers, [0, 40], ["conv1", "conv2"], x="x", y="y")
+    *stacked, total = chart.figure["data"]
+    assert [trace["x"] for trace in chart.figure["data"]] == [[0, 40]] * 3
+    assert len({trace["stackgroup"] for trace in stacked}) == 1
+    assert (total["y"], total["text"]) == ([3.0, 7.0], ["conv1", "conv2"])
 
 
 def test_long_lines_are_thinned():

@@ -32,6 +32,7 @@ from popdist_py.html_pages.page import (
     Sentence,
     SvgImage,
     Table,
+    TableRow,
     page,
 )
 from tools.running.browser import CHROMIUM, open_browser
@@ -72,6 +73,7 @@ def every_part(text: str):
         SvgImage(text, text), chart(text, text), ChartRow([chart(text, text)]),
         InlineSvgs(["<svg></svg>"], ".poprun-py .a{}"), Links([(text, text)], text),
         Table(text, [text], [[Links([(text, "a/b.stdout"), (text, text)])], [Links(())]]),
+        TableRow([Table(text, [text], [[text]]), Table(text, [text], [["1"]], is_sortable=True)]),
         Table(text, [text, "n"],
               [[Cell(text, "bad"), Cell("1", share=0.5)], [text]], frozenset([0])),
     ]  # fmt: skip
@@ -134,7 +136,7 @@ def test_tables_that_can_be_sorted_have_the_only_other_script():
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: make system-packages")
 def test_a_browser_sorts_tables(tmp_path):
-    rows = [["b", "1,000"], ["a", "-"], ["c", "20"]]
+    rows = [["b", "1,000"], ["a", "<0.1"], ["c", "20"]]
     path = tmp_path / "page.html"
     table = Table("t", ["name", "n"], rows, is_sortable=True)
     path.write_text(page("t", [Section("One", [table])]))
@@ -189,8 +191,8 @@ def test_the_table_of_contents_links_to_the_sections():
 
 
 @pytest.mark.parametrize(("cell", "is_number"), [
-    ("12", True), ("1,234.5 ms", True), ("-", True), ("3 GiB", True), ("instance 3", False),
-    ("2026-01-31 12:00", False), ("exit code 0", False),
+    ("12", True), ("1,234.5 ms", True), ("-", True), ("<0.1", True), ("3 GiB", True),
+    ("instance 3", False), ("2026-01-31 12:00", False), ("exit code 0", False),
 ])  # fmt: skip
 def test_columns_of_numbers_are_aligned_at_the_right(cell, is_number):
     assert (

@@ -1,0 +1,281 @@
+"""The page about a model on IPUs: its sections, and that its figures are those of the reports."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import time
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from popdist_py.html_pages.page import Chart, ChartRow, Table, TableRow
+from popdist_py.ipu.graph import Graph, Placement
+from popdist_py.ipu.memory import ESTIMATES
+from popdist_py.ipu.page import Planned, plan_page, write_plan_page
+from popdist_py.ipu.page.execution_sections import execution_section, time_by_kind
+from popdist_py.ipu.page.liveness_section import liveness_section
+from popdist_py.ipu.page.memory_sections import memory_section, tile_bytes_of
+from popdist_py.ipu.page.saved_reports import saved_reports
+from popdist_py.ipu.page.what_if_section import alternatives, what_if_section
+from popdist_py.ipu.reports import execution_page, memory_page
+from popdist_py.ipu.reports.memory_over_time import live_categories
+from popdist_py.ipu.searches import Run
+from popdist_py.ipu.settings import ADAM, Location, Settings
+from popdist_py.ipu.specification import MK1, MK2
+from tools.device.ipu_graphs import mlp, resnet, transformer
+from tools.running.browser import CHROMIUM, open_browser
+
+SECTIONS = (
+    *("Summary", "Insights", "Memory Report", "Liveness Report", "Operations"),
+    *("Execution Trace", "What if"),
+)
+EVIL = "</script><img src=x onerror=alert(1)>"
+
+
+def run(graph, cuts=(), *, ipu=MK2, **options):
+    return Run(graph, Placement.cut(graph, cuts), Settings(**options), ipu)
+
+
+BERT = transformer(4, 256, 128, 8, words=1000)
+RUNS = {
+    "mlp": run(mlp([784, 256, 256, 10], 32), accumulation=4, optimizer=ADAM),
+    "inference": run(mlp([784, 256, 10], 32), is_training=False, device_iterations=4),
+    "too large": run(resnet([3, 4, 6, 3], 64, 128), ["layer3.3"], accumulation=3, optimizer=ADAM),
+    "transformer": run(
+        BERT, ["layers.1", "layers.2", "layers.3"], accumulation=400, replicas=2, optimizer=ADAM,
+        optimizer_location=Location(on_chip=False), ipu=MK1,
+    ),
+    "phased": run(BERT, ["layers.2"], strategy="serial phased", accumulation=2, optimizer=ADAM),
+    "overlapped": run(
+        mlp([784, 256, 10], 32), is_training=False, device_iterations=4, io_tiles=64,
+        overlaps_io=True,
+    ),
+}  # fmt: skip
+EACH = pytest.mark.parametrize("name", RUNS)
+
+
+@functools.cache
+def planned(name):
+    own = RUNS[name]
+    return Planned(
+        name=f"models.py:{name}",
+        run=own,
+        memory=memory_page(own),
+        execution=execution_page(own),
+        options={"--batch": "32"},
+    )
+
+
+@functools.cache
+def page_of(name):
+    return plan_page(planned(name))
+
+
+class Outline(HTMLParser):
+    """The headings, captions and rows of a page, a line for each; numbers are left out."""
+
+    LINES = ("h1", "h2", "figcaption", "tr", "p", "summary", "dt")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.lines = []
+        self._open = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        if tag in self.LINES:
+            self._open = tag
+            self.lines.append(f"{tag}:")
+        elif tag in ("td", "th") and self._open:
+            self.lines[-1] += " |"
+
+    def handle_endtag(self, tag):
+        if tag == self._open:
+            self._open = None
+
+    def handle_data(self, data):
+        if self._open and data.strip():
+            self.lines[-1] += f" {re.sub(r'[<+-]?[0-9][0-9,.]*%?', '#', data.strip())}"
+
+
+def test_outline_of_a_page(golden):
+    """Numbers are left out: the goldens of the reports have them."""
+    golden("outline_mlp.txt", "\n".join(Outline(page_of("mlp")).lines) + "\n")
+
+
+@EACH
+def test_a_page_has_the_sections_of_popvision(name):
+    text = page_of(name)
+    assert tuple(re.findall(r'<h2 id="h\d">([^<]*)</h2>', text)) == SECTIONS
+    assert len(text) < 5_000_000
+    assert text.isascii()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@EACH
+def test_plotly_accepts_every_figure(name):
+    import plotly.graph_objects as go
+
+    (figures,) = re.findall(r'id="figures">(.*?)</script>', page_of(name))
+    for figure in json.loads(figures):
+        go.Figure(figure)
+
+
+@EACH
+def test_rectangles_of_the_treemap_hold_the_ones_inside(name):
+    (nested,) = (
+        part
+        for part in memory_section(planned(name).memory, planned(name).execution, 16).parts
+        if isinstance(part, Chart) and part.figure["data"][0]["type"] == "treemap"
+    )
+    (data,) = nested.figure["data"]
+    sums = dict.fromkeys(data["ids"], 0)
+    for parent, value in zip(data["parents"], data["values"], strict=True):
+        if parent:
+            sums[parent] += value
+    assert len(sums) == len(data["ids"])
+    for key, value in zip(data["ids"], data["values"], strict=True):
+        assert sums[key] <= value
+    assert data["values"][0] == sum(own.needed for own in planned(name).memory.ipus)
+
+
+@EACH
+def test_tiles_have_the_bytes_of_the_model(name):
+    for own in planned(name).memory.ipus:
+        tiles = tile_bytes_of(own, ESTIMATES.grain)
+        assert len(tiles) == own.tiles
+        assert max(tiles) == own.fullest_tile
+        assert sum(tiles) >= own.needed
+
+
+@EACH
+def test_categories_over_time_add_up_to_the_curve(name):
+    memory = planned(name).memory
+    for own, curve in zip(memory.ipus, memory.curves, strict=True):
+        sums = live_categories(RUNS[name], own.ipu, frozenset(range(len(curve))))
+        assert [own.always_live + sum(one.values()) for one in sums] == [p.bytes for p in curve]
+
+
+@EACH
+def test_times_by_kind_are_a_call(name):
+    execution = planned(name).execution
+    for own, times in zip(execution.ipus, time_by_kind(execution), strict=True):
+        assert sum(times.values()) == pytest.approx(execution.report.total, rel=1e-3)
+        kinds = ["transfer", "forward", "recompute", "backward", "update"]
+        if not execution.settings.is_phased:
+            kinds.append("load")
+        computing = sum(times[kind] for kind in kinds)
+        assert computing / execution.report.total == pytest.approx(own.busy, abs=2e-3)
+
+
+def test_a_long_window_is_drawn_with_its_first_micro_batches():
+    parts = execution_section(RUNS["transformer"], planned("transformer").execution).parts
+    summaries = [part.summary for part in parts if isinstance(part, Chart)]
+    assert any("Drawn with 16 of 400 micro-batches" in summary for summary in summaries)
+
+
+@EACH
+def test_alternatives_contain_the_run_itself(name):
+    found = alternatives(RUNS[name])
+    (own,) = (one for one in found if not one.num_changes)
+    memory, execution = planned(name).memory, planned(name).execution
+    assert (own.share, own.verdict) == (memory.share, memory.verdict)
+    assert own.throughput == pytest.approx(execution.report.throughput)
+    order = ["fits", "close", "does not fit"]
+    keys = [(order.index(one.verdict), -one.throughput) for one in found]
+    assert keys == sorted(keys)
+
+
+def test_alternatives_change_batch_types_recomputation_and_ipus():
+    found = alternatives(RUNS["too large"])
+    assert {one.run.graph.batch for one in found} == {64, 128, 256}
+    assert {one.precision for one in found} == {"32.32", "16.16"}
+    assert {one.recompute for one in found} == {"none", "stage"}
+    assert {one.run.placement.num_ipus for one in found} >= {1, 2, 4}
+    for one in found:
+        stages = one.run.placement.num_stages
+        assert stages == 1 or one.run.settings.accumulation >= 2 * stages - 1
+
+
+def test_a_large_model_has_fewer_alternatives():
+    own = RUNS["mlp"]
+    operations = tuple(
+        replace(own.graph.operations[0], name=f"o{i}",
+                output=replace(own.graph.operations[0].output, name=f"t{i}"))
+        for i in range(4000)
+    )  # fmt: skip
+    graph = Graph(own.graph.inputs, own.graph.weights, operations, ("t3999",), own.graph.batch)
+    placement = Placement((0,) * len(operations), (0,))
+    large = Run(graph, placement, replace(own.settings, strategy="sharded"), own.ipu)
+    assert len(alternatives(large)) < len(alternatives(own))
+
+
+def test_every_chart_has_a_summary_and_tables_have_names():
+    parts = [
+        *memory_section(planned("mlp").memory, planned("mlp").execution, 16).parts,
+        *liveness_section(RUNS["mlp"], planned("mlp").memory).parts,
+        *what_if_section(RUNS["mlp"]).parts,
+    ]
+    for part in parts:
+        if isinstance(part, Chart):
+            assert part.summary.endswith(".")
+        assert not isinstance(part, ChartRow | TableRow)
+        if isinstance(part, Table):
+            assert part.name
+
+
+def test_names_of_the_user_are_escaped():
+    own = RUNS["mlp"]
+    operations = tuple(
+        replace(o, name=f"{EVIL}{number}") for number, o in enumerate(own.graph.operations)
+    )
+    evil = replace(own, graph=replace(own.graph, operations=operations))
+    made = Planned(
+        name=EVIL, run=evil, memory=memory_page(evil), execution=execution_page(evil),
+        options={EVIL: EVIL},
+    )  # fmt: skip
+    other = saved_reports({**made.to_json(), "device": EVIL}, EVIL)
+    text = plan_page(made, other)
+    assert "<img" not in text
+    assert text.count("<script") == page_of("mlp").count("<script")
+
+
+def test_two_reports_are_compared():
+    mine, other = planned("too large"), planned("mlp")
+    document = json.loads(json.dumps({**other.to_json(), "options": {"--batch": "8"}}))
+    text = plan_page(mine, saved_reports(document, "other.json"))
+    lines = Outline(text).lines
+    assert "h2: Comparison" in lines
+    assert "p: This report is models.py:too large. The other report is models.py:mlp." in lines
+    assert "tr: | verdict | does not fit | fits | differs" in lines
+    assert "tr: | --batch | # | #" in lines
+    assert "h2: Comparison" not in Outline(page_of("too large")).lines
+
+
+def test_a_page_is_made_soon_and_only_its_owner_can_read_it(tmp_path):
+    began = time.perf_counter()
+    path = tmp_path / "page.html"
+    write_plan_page(path, planned("too large"))
+    assert time.perf_counter() - began < 30
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_text() == page_of("too large") + "\n"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: make system-packages")
+def test_a_browser_draws_the_page_without_requests(tmp_path):
+    path = tmp_path / "page.html"
+    write_plan_page(path, planned("transformer"))
+    with open_browser(tmp_path / "profile") as browser:
+        for is_dark, width in ((False, 1200), (True, 390)):
+            browser.look(dark=is_dark, width=width)
+            browser.open(path, "document.documentElement.dataset.drawn")
+            assert browser.value("document.documentElement.scrollWidth") == width
+            assert browser.value("document.querySelectorAll('.pp-undrawn').length") == 0
+            drawn = "[...document.querySelectorAll('.pp-plot')].every(e => e.querySelector('path'))"
+            assert browser.value(drawn)
+        assert browser.problems == []
+        requests = {url for url in browser.requests if not url.startswith(("file:", "blob:"))}
+        assert requests == set()
