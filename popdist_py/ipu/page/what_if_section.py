@@ -21,10 +21,10 @@ from popdist_py.ipu.settings import Recompute
 
 __all__ = ["Alternative", "alternatives", "what_if_section"]
 
-# The number of operations of all estimated alternatives together. An estimate takes about 25
-# microseconds for each operation, so that all estimates take about 2 seconds.
-_MOST_OPERATIONS: Final = 80_000
-_LEAST_ALTERNATIVES: Final = 20
+# The number of operations of all estimated alternatives together. An estimate takes about 60
+# microseconds for each operation, so that all estimates take about 2.4 seconds.
+_MOST_OPERATIONS: Final = 40_000
+_LEAST_ALTERNATIVES: Final = 16
 _MOST_ALTERNATIVES: Final = 120
 _MOST_IPUS: Final = 64
 _HALF: Final = "16.16"

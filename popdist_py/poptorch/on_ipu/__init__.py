@@ -5,6 +5,6 @@ operations. The package ``popdist_py.ipu`` estimates the memory and time on an I
 and the PopTorch options. The estimates of memory and time become reports, errors, performance
 counters and rows of the timeline. No module here computes the memory or the cycles of an operation,
 or changes a model's results. May call: placement, tracing, calls, options, weights, update,
-execution, enums, logger, errors, and the library's environment, ipu, ipu.reports, ipu.runs,
-ipu.searches, ipu.what_if, popart, run_files, timeline.
+execution, enums, logger, errors, and the library's atomic_file, environment, ipu, ipu.page,
+ipu.reports, ipu.runs, ipu.searches, ipu.what_if, popart, run_files, timeline.
 """
