@@ -234,10 +234,10 @@ def _variables(weight: Weight, settings: Settings) -> Iterator[Contribution]:
     yield Contribution(weight.name, "weights", held * BYTES[weight.type], True)
     if not (settings.is_training and weight.is_trained):
         return
-    if settings.accumulation > 1 and not optimizer.is_combined:
+    if settings.has_accumulators:
         held = settings.accumulator_location.held(weight.elements, replicas)
         yield Contribution(weight.name, "accumulators", held * BYTES[optimizer.accumulator], True)
-    held = settings.optimizer_location.held(weight.elements, replicas)
+    held = settings.state_location.held(weight.elements, replicas)
     for type_ in optimizer.state if held else ():
         yield Contribution(weight.name, "optimiser state", held * BYTES[type_], True)
 
@@ -342,7 +342,10 @@ def walks(
             # In phased execution, a weight update fetches the optimiser state of one weight at a
             # time from Streaming Memory. The memory for the weight update of a phase (a part of the
             # model) is therefore computed as if the optimiser state were stored off the chip.
-            away = replace(settings, optimizer_location=Location(on_chip=False))
+            optimizer = replace(settings.optimizer, is_combined=False)
+            away = replace(
+                settings, optimizer=optimizer, optimizer_location=Location(on_chip=False)
+            )
             yield fetched, list(_update(weights, away if settings.is_phased else settings))
 
 
@@ -407,16 +410,27 @@ def _update(weights: Sequence[Weight], settings: Settings) -> Iterator[Moment]:
 def _update_bytes(weight: Weight, settings: Settings) -> int:
     """Return the bytes that a weight needs temporarily while the optimiser updates it.
 
-    The update of a weight needs memory for the change of the weight, and for optimiser state that
-    is fetched from Streaming Memory. The memory for the change of a weight uses the widest of the
-    types of the weight, of its accumulator and of its optimiser state.
+    An optimiser with state computes the change of the weight, which has the weight's type. An
+    optimiser without state adds the gradient to the weight in place. If the state is divided among
+    the replicas, each replica updates its part, and then gathers the other parts of the weight.
     """
-    where, optimizer = settings.optimizer_location, settings.optimizer
-    types = (weight.type, optimizer.accumulator, *optimizer.state)
-    size = weight.elements * max(BYTES[type_] for type_ in types)
+    optimizer, width, replicas = settings.optimizer, BYTES[weight.type], settings.replicas
+    where = settings.state_location
+    part = where.part(weight.elements, replicas)
+    size = part * width if optimizer.state else 0
     if where.is_off_chip(weight.elements):
-        state = sum(BYTES[type_] for type_ in optimizer.state)
-        size += where.part(weight.elements, settings.replicas) * state
+        size += part * sum(BYTES[type_] for type_ in optimizer.state)
+    if optimizer.state and part < weight.elements:
+        summed = BYTES[optimizer.accumulator] if settings.has_accumulators else width
+        gathered = 0 if settings.weight_location.is_sharded else weight.bytes
+        size = max(size + part * summed, part * width + gathered)
+    if settings.is_phased:
+        return size  # The phase has fetched its weights and accumulators before the update.
+    if settings.weight_location.is_off_chip(weight.elements):
+        size += settings.weight_location.part(weight.elements, replicas) * width
+    accumulated = settings.accumulator_location
+    if settings.has_accumulators and accumulated.is_off_chip(weight.elements):
+        size += accumulated.part(weight.elements, replicas) * BYTES[optimizer.accumulator]
     return size
 
 

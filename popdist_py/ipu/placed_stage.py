@@ -38,6 +38,8 @@ class PlacedStage:
             I/O tiles, which only transfer data.
         memory: The memory in bytes of the tiles that compute. The available memory proportion (a
             PopTorch option) is a share of ``memory``.
+        stored: The names of the weights that the IPU of the stage stores. A weight that several
+            IPUs read is stored on the IPU that reads it first.
     """
 
     graph: Graph
@@ -46,6 +48,7 @@ class PlacedStage:
     ipu: int
     tiles: int
     memory: int
+    stored: frozenset[str] = frozenset()
 
     def limit(self, operation: Operation) -> float:
         """Return the most bytes that an operation's matrix product may use at the same time.
@@ -71,8 +74,12 @@ class PlacedStage:
         all its data before it runs.
         """
         weights, settings = self.settings.weight_location, self.settings
-        is_whole = weights.on_chip and not weights.is_sharded
+        is_whole = weights.on_chip and not weights.is_sharded and not self._shares_weights
         return not (settings.is_phased or (is_whole and settings.accumulator_location.on_chip))
+
+    @cached_property
+    def _shares_weights(self) -> bool:
+        return any(name not in self.stored for o in self.operations for name in o.weights)
 
     @cached_property
     def saved(self) -> frozenset[str]:
@@ -104,6 +111,8 @@ def stage_of(
     graph: Graph, placement: Placement, settings: Settings, ipu: IPU, stage: int
 ) -> PlacedStage:
     """Return one stage of a model, with all values that determine its memory and time."""
+    where = placement.ipus[stage]
+    own = [s for s, number in enumerate(placement.ipus) if number == where]
     return PlacedStage(
         graph=graph,
         operations=tuple(placement.operations_of(graph, stage)),
@@ -111,4 +120,5 @@ def stage_of(
         ipu=placement.ipus[stage],
         tiles=ipu.tiles - settings.io_tiles,
         memory=(ipu.tiles - settings.io_tiles) * ipu.tile_bytes,
+        stored=frozenset(w.name for s in own for w in placement.weights_of(graph, s)),
     )

@@ -219,6 +219,23 @@ class Settings:
         return self.strategy in ("serial phased", "parallel phased")
 
     @property
+    def has_accumulators(self) -> bool:
+        """Whether gradients are accumulated in tensors of their own.
+
+        A combined optimiser accumulates gradients directly into its first state tensor.
+        """
+        return self.is_training and self.accumulation > 1 and not self.optimizer.is_combined
+
+    @property
+    def state_location(self) -> Location:
+        """The memory that stores the optimiser's state.
+
+        The option ``optimizer_location`` has no effect on a combined optimiser, because every
+        micro-batch adds its gradients to the first state tensor.
+        """
+        return Location() if self.optimizer.is_combined else self.optimizer_location
+
+    @property
     def micro_batches(self) -> int:
         """The number of micro-batches that a replica processes in one call of the model."""
         return self.accumulation * self.device_iterations

@@ -181,8 +181,9 @@ def _backward(stage: PlacedStage, operation: Operation, fresh: frozenset[str]) -
 def _fetched(stage: PlacedStage, operation: Operation, passes: int) -> int:
     """Return the bytes of weights and accumulators that one pass of an operation fetches.
 
-    An operation fetches weights that are in Streaming Memory or divided among the replicas. The
-    backward pass (``passes`` is 2) also fetches accumulators from Streaming Memory.
+    An operation fetches weights that are in Streaming Memory, divided among the replicas, or stored
+    on another IPU. The backward pass (``passes`` is 2) also fetches accumulators from Streaming
+    Memory.
     """
     settings, total = stage.settings, 0
     if not stage.fetches or not operation.weights:
@@ -191,11 +192,13 @@ def _fetched(stage: PlacedStage, operation: Operation, passes: int) -> int:
         weight = stage.graph.weight_of[name]
         where = settings.weight_location
         sharded = where.part(weight.elements, settings.replicas) < weight.elements
-        if where.is_off_chip(weight.elements) or sharded:
+        if where.is_off_chip(weight.elements) or sharded or name not in stage.stored:
             total += weight.bytes
-        gathers = settings.accumulator_location.is_off_chip(weight.elements)
-        if passes == 2 and gathers and weight.is_trained and settings.accumulation > 1:
-            total += weight.elements * BYTES[settings.optimizer.accumulator]
+        where = settings.accumulator_location
+        is_added = passes == 2 and weight.is_trained and settings.has_accumulators
+        if is_added and where.is_off_chip(weight.elements) and name in stage.stored:
+            part = where.part(weight.elements, settings.replicas)
+            total += part * BYTES[settings.optimizer.accumulator]
     return total
 
 

@@ -148,7 +148,7 @@ def streamed_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:
     for weight in weights:
         if weight.is_trained:
             width = sum(BYTES[type_] for type_ in optimizer.state)
-            total += 2 * width * _off_chip(weight, settings.optimizer_location, settings)
+            total += 2 * width * _off_chip(weight, settings.state_location, settings)
             width = BYTES[weight.type]
             total += 2 * width * _off_chip(weight, settings.weight_location, settings)
     return total
@@ -166,7 +166,7 @@ def fetched_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:
     for weight in weights:
         passes = 2 if settings.is_training else 1
         total += passes * BYTES[weight.type] * _off_chip(weight, settings.weight_location, settings)
-        if settings.is_training and weight.is_trained and settings.accumulation > 1:
+        if weight.is_trained and settings.has_accumulators:
             width = BYTES[optimizer.accumulator]
             where = settings.accumulator_location
             total += 2 * width * _off_chip(weight, where, settings)

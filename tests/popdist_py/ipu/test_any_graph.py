@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import hypothesis
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from popdist_py.ipu.placed_stage import stage_of
 from popdist_py.ipu.recomputation import kept, segments
 from popdist_py.ipu.reports import execution_page, memory_page
 from popdist_py.ipu.searches import Run
-from popdist_py.ipu.settings import ADAM, Settings
+from popdist_py.ipu.settings import ADAM, Location, Optimizer, Settings
 from popdist_py.ipu.specification import MK1, MK2
 from popdist_py.ipu.what_if import explain
 
@@ -95,6 +96,52 @@ def test_a_stage_keeps_what_its_backward_needs_and_no_more(graph, data, recomput
             saved = {root_of[name] for o in segment.operations for name in o.saved}
             assert saved <= there
         assert keeps <= read
+
+
+LOCATIONS = st.builds(
+    Location,
+    on_chip=st.booleans(),
+    is_sharded=st.booleans(),
+    min_off_chip=st.sampled_from([2, 10**5]),
+    min_sharded=st.sampled_from([1, 10**5]),
+)
+SETTINGS = st.builds(
+    Settings,
+    strategy=st.sampled_from(["grouped", "interleaved", "sharded", "serial phased"]),
+    accumulation=st.sampled_from([1, 5]),
+    replicas=st.sampled_from([1, 4]),
+    optimizer=st.builds(
+        Optimizer,
+        state=st.lists(st.sampled_from(["float16", "float32"]), min_size=1, max_size=2).map(tuple),
+        accumulator=st.sampled_from(["float16", "float32"]),
+        is_combined=st.booleans(),
+    ),
+    recompute=st.sampled_from(["default", "none", "norm", "stage"]),
+    weight_location=LOCATIONS,
+    accumulator_location=LOCATIONS,
+    optimizer_location=LOCATIONS,
+    activation_location=LOCATIONS,
+)
+
+
+# Only few graphs and settings together show a wrong rule.
+@hypothesis.settings(max_examples=600)
+@given(
+    graph=graphs(),
+    data=st.data(),
+    settings=SETTINGS,
+    sort=st.sampled_from(["weight", "accumulator", "optimizer", "activation"]),
+)
+def test_nothing_off_the_chip_needs_more_than_on_the_chip(graph, data, settings, sort):
+    placement, name = cut(graph, data), f"{sort}_location"
+    here = replace(getattr(settings, name), on_chip=True)
+    away = replace(here, on_chip=False)
+    on_chip, off_chip = (
+        memory(graph, placement, replace(settings, **{name: where}), MK2) for where in (here, away)
+    )
+    for theirs, ours in zip(on_chip.ipus, off_chip.ipus, strict=True):
+        assert ours.needed <= theirs.needed
+        assert ours.fullest_tile <= theirs.fullest_tile
 
 
 @given(

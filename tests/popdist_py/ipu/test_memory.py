@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.memory import memory, stash_depth, walks
 from popdist_py.ipu.memory_contents import IpuMemory, MemoryReport, verdict_of
@@ -310,7 +311,7 @@ def test_options_that_should_only_save_never_cost(
 
 
 def test_updates_bring_what_is_elsewhere():
-    """The largest weight's: the change in float32 and, from elsewhere, this replica's part."""
+    """The largest weight's: its change and, from elsewhere, the states of this replica's part."""
     graph = mlp([4096, 4096], batch=1)
     largest = 4096 * 4096
 
@@ -324,25 +325,76 @@ def test_updates_bring_what_is_elsewhere():
         return own.by_category()["working set"]
 
     assert at_update(on_chip=False) == largest * (4 + 8)
-    assert at_update(on_chip=False, is_sharded=True) == largest * (4 + 2)
+    # The change of a quarter and the gathered weight: more than the change, sums and states.
+    assert at_update(on_chip=False, is_sharded=True) == largest * (1 + 4)
+
+
+def update_bytes(weights="float32", **options):
+    """Return the bytes that the update of the largest weight needs for each of its elements."""
+    graph = mlp([4096, 4096], batch=1).cast(data=weights, weights=weights)
+    settings = Settings(accumulation=2, **options)
+    *_, (_, moments) = walks(graph, Placement.cut(graph), settings, MK2, 0)
+    (own,) = (moment.temporary for moment in moments if moment.name == "layers.0.weight (update)")
+    return own / 4096**2
 
 
 @pytest.mark.parametrize(
     ("weights", "optimizer", "width"),
     [
-        ("float32", SGD, 4),
-        ("float16", HALF_ADAM, 4),
-        ("float16", Optimizer(state=("float16",), accumulator="float16"), 2),
+        ("float32", SGD, 0),
+        ("float16", SGD, 0),
+        ("float32", MOMENTUM, 4),
+        ("float16", HALF_ADAM, 2),
+        ("float16", ADAM, 2),
     ],
-    ids=["float weights", "float second moments", "all half"],
+    ids=["float, no state", "half, no state", "float", "float second moments", "float states"],
 )
-def test_a_change_has_the_widest_type_of_what_it_is_made_from(weights, optimizer, width):
-    graph = mlp([4096, 4096], batch=1).cast(data=weights, weights=weights)
-    options = Settings(optimizer=optimizer, accumulation=2, memory_proportion=1e-6)
-    # The backward of so few samples holds the weights' gradient, the update the change.
-    (own,) = memory(graph, Placement.cut(graph), options, MK2).ipus
-    gradient = 4 if weights == "float32" else 2
-    assert own.by_category()["working set"] // 4096**2 == max(gradient, width)
+def test_a_change_has_the_type_of_its_weight(weights, optimizer, width):
+    assert update_bytes(weights, optimizer=optimizer) == width
+
+
+def test_an_update_of_a_part_gathers_the_whole_weight():
+    sharded = Location(is_sharded=True)
+    four = {"optimizer": ADAM, "replicas": 4}
+    # The change of a quarter, and the gathered weight of the other quarters.
+    assert update_bytes(**four, optimizer_location=sharded) == 1 + 4
+    assert update_bytes("float16", **four, optimizer_location=sharded) == 0.5 + 2
+    # One replica has nothing to gather.
+    assert update_bytes(optimizer=ADAM, replicas=1, optimizer_location=sharded) == 4
+    # A weight of which each replica stores a part is not gathered: the change, the sum of
+    # gradients and the states of a quarter.
+    assert update_bytes(**four, optimizer_location=sharded, weight_location=sharded) == 1 + 1
+    away = replace(sharded, on_chip=False)
+    assert update_bytes(**four, optimizer_location=away, weight_location=sharded) == 1 + 1 + 2
+
+
+def test_an_update_fetches_weights_and_accumulators():
+    away = Location(on_chip=False)
+    assert update_bytes(optimizer=ADAM, weight_location=away) == 4 + 4
+    assert update_bytes(optimizer=HALF_ADAM, accumulator_location=away) == 4 + 2
+    assert update_bytes(optimizer=ADAM, optimizer_location=away) == 4 + 8
+
+
+def test_a_combined_state_stays_on_the_chip_and_has_no_accumulator():
+    combined = Optimizer(state=("float32",), is_combined=True)
+    graph = mlp([64, 64], batch=2)
+    plain = Settings(optimizer=combined, accumulation=4)
+    away = Location(on_chip=False)
+    elsewhere = replace(plain, optimizer_location=away, accumulator_location=away)
+    cut = Placement.cut(graph)
+    assert memory(graph, cut, elsewhere, MK2) == memory(graph, cut, plain, MK2)
+    assert cycles(graph, cut, elsewhere, MK2) == cycles(graph, cut, plain, MK2)
+
+
+def test_a_weight_of_another_ipu_is_copied_while_it_is_used():
+    graph = transformer(1, 64, 8, 1, words=1000)
+    cut = Placement.cut(graph, ["head"])
+    moments = {m.name: m for _, of in walks(graph, cut, Settings(), MK2, 1) for m in of}
+    here = {
+        m.name: m for _, of in walks(graph, Placement.cut(graph), Settings(), MK2, 0) for m in of
+    }
+    for name in ("head (forward)", "head (backward)"):
+        assert moments[name].temporary - here[name].temporary == 1000 * 64 * 2
 
 
 def test_an_ipu_with_two_stages_has_the_worst_of_both_and_the_variables_of_both():
