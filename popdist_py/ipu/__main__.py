@@ -8,6 +8,13 @@ needs torch. ``runpy`` runs the module of the command by its name, so that the p
 """
 
 import runpy
+import sys
+
+# The exit code of a process that ``Ctrl-C`` ends, as shells count it.
+_INTERRUPTED = 130
 
 if __name__ == "__main__":
-    runpy.run_module("popdist_py.poptorch.on_ipu.command", run_name="__main__")
+    try:
+        runpy.run_module("popdist_py.poptorch.on_ipu.command", run_name="__main__")
+    except KeyboardInterrupt:  # torch was being imported, which takes seconds
+        sys.exit(_INTERRUPTED)

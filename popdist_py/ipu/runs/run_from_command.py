@@ -6,12 +6,14 @@ options to the module ``run_from_command``, together with the graph of the user'
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
+from popdist_py.errors import counted
 from popdist_py.ipu.graph import Graph, Placement, Type
 from popdist_py.ipu.runs.model_graph import ModelGraph
 from popdist_py.ipu.schedule import least_accumulation
@@ -109,6 +111,7 @@ def run_from_command(model: ModelGraph, options: CommandOptions) -> Run:
         graph = graph.cast(data=data, weights=weights)
     graph = _with_checkpoints(graph, options.checkpoint)
     placement = _placement(graph, options) if options.split else model.placement
+    _check_proportions(options.available_memory_proportion, options.ipus or placement.num_ipus)
     last = placement.operations_of(graph, placement.num_stages - 1)
     accumulation, device_iterations = _micro_batches(options, options.ipus or placement.num_stages)
     ipu = IPUS[options.device]
@@ -174,13 +177,82 @@ def _location(sort: Sort, options: CommandOptions) -> Location:
 
 
 def _placement(graph: Graph, options: CommandOptions) -> Placement:
-    for module in options.split:
-        _first_of(graph, module)
-    placement = Placement.cut(graph, options.split)
-    ipu_of = _IPU_OF_PHASE.get(options.strategy)
-    if ipu_of is None:
-        return placement
-    return replace(placement, ipus=tuple(map(ipu_of, range(placement.num_stages))))
+    starts = _stage_starts(graph, options.split)
+    ipu_of = _IPU_OF_PHASE.get(options.strategy, lambda stage: stage)
+    stages = (bisect_right(starts, index) for index in range(len(graph.operations)))
+    return Placement(tuple(stages), tuple(map(ipu_of, range(len(starts) + 1))))
+
+
+def _stage_starts(graph: Graph, modules: Sequence[str]) -> list[int]:
+    """Return the numbers of the operations with which the second and further stages begin.
+
+    A stage begins where the forward pass enters its module. If the forward pass enters the module
+    several times, the stage begins at the first entrance after the beginning of the stage before.
+
+    Raises:
+        ValueError: A module does not run, is given twice, or runs before the module of an earlier
+            stage. Two modules begin with the same operation, or the first stage has no operation.
+    """
+    starts: list[int] = []
+    for number, module in enumerate(modules):
+        entrances = _entrances(graph, module)
+        if module in modules[:number]:
+            raise ValueError(f"--split gives {module} twice: give each module once")
+        before = starts[-1] if starts else 0
+        start = next((index for index in entrances if index > before), None)
+        is_wrong = _contains(module, modules[number - 1]) if starts else entrances[0] == 0
+        if start is None or is_wrong:
+            raise ValueError(_split_problem(graph, modules, number, entrances[0], before))
+        starts.append(start)
+    return starts
+
+
+def _split_problem(
+    graph: Graph, modules: Sequence[str], number: int, first: int, before: int
+) -> str:
+    """Return the reason why the stage of ``modules[number]`` cannot begin.
+
+    Args:
+        graph: The graph of the model.
+        modules: The modules with which stages begin, as the command line gives them.
+        number: The index of the module whose stage cannot begin.
+        first: The number of the module's first operation.
+        before: The number of the first operation of the stage before.
+    """
+    module = modules[number]
+    if not number:
+        return (
+            f"--split begins with {module}, with which the model begins, so that the first IPU has "
+            "nothing to run: leave it out"
+        )
+    earlier = modules[number - 1]
+    if first == before:
+        return f"{earlier} and {module} of --split begin with the same operation: leave one out"
+    entrance = {each: _entrances(graph, each)[0] for each in modules}
+    ordered = sorted((each for each in modules if entrance[each]), key=entrance.__getitem__)
+    return (
+        f"--split gives {module} after {earlier}, but {module} runs before it: expected the order "
+        f"in which they run, {','.join(ordered)}"
+    )
+
+
+def _entrances(graph: Graph, module: str) -> list[int]:
+    """Return the numbers of the operations with which the forward pass enters a module.
+
+    Raises:
+        ValueError: The forward pass does not run the module.
+    """
+    _first_of(graph, module)
+    own = [_contains(module, operation.name) for operation in graph.operations]
+    return [i for i, is_own in enumerate(own) if is_own and not (i and own[i - 1])]
+
+
+def _check_proportions(given: Sequence[float], ipus: int) -> None:
+    if len(given) not in (1, ipus):
+        raise ValueError(
+            f"--available-memory-proportion gives {len(given)} shares for "
+            f"{counted(ipus, 'IPU')}: expected one for all IPUs, or one for each"
+        )
 
 
 def _with_checkpoints(graph: Graph, modules: Sequence[str]) -> Graph:
@@ -191,7 +263,7 @@ def _with_checkpoints(graph: Graph, modules: Sequence[str]) -> Graph:
     last: dict[str, str] = {}
     for module in modules:
         _first_of(graph, module)
-        own = [o.name for o in graph.operations if _is_of(o.name, module)]
+        own = [o.name for o in graph.operations if _contains(module, o.name)]
         last[module] = own[-1]
     kept = set(last.values())
     return replace(
@@ -202,8 +274,9 @@ def _with_checkpoints(graph: Graph, modules: Sequence[str]) -> Graph:
     )
 
 
-def _is_of(operation: str, module: str) -> bool:
-    return f"{operation}.".startswith(f"{module}.")
+def _contains(module: str, name: str) -> bool:
+    """Return whether an operation or a submodule with this name belongs to the module."""
+    return f"{name}.".startswith(f"{module}.")
 
 
 def _first_of(graph: Graph, module: str) -> str:
@@ -214,7 +287,7 @@ def _first_of(graph: Graph, module: str) -> str:
             submodules with similar names.
     """
     for operation in graph.operations:
-        if _is_of(operation.name, module):
+        if _contains(module, operation.name):
             return operation.name
     parts = [operation.name.split(".") for operation in graph.operations]
     known = dict.fromkeys(".".join(p[:depth]) for p in parts for depth in range(1, len(p) + 1))

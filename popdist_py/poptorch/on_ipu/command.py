@@ -8,9 +8,11 @@ user's model, and the package ``popdist_py.ipu`` estimates memory and time.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NoReturn
 
 import click
 from rich.console import Console
@@ -34,18 +36,12 @@ from popdist_py.ipu.searches.search_answers import (
     find_splits,
 )
 from popdist_py.ipu.specification import IPUS, MK2
-from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.on_ipu.graph_of_model import graph_of_model
-from popdist_py.poptorch.on_ipu.model_factories import (
-    LOSSES,
-    OWN_LOSS,
-    Example,
-    FactoryError,
-    InputSpec,
-    made_example,
-    with_loss,
-)
+from popdist_py.poptorch.on_ipu.graph_of_model import traced_graph
+from popdist_py.poptorch.on_ipu.help_and_exit import ReportCommand
+from popdist_py.poptorch.on_ipu.model_factories import Example, InputSpec, made_example
+from popdist_py.poptorch.on_ipu.model_losses import LOSSES, OWN_LOSS, with_loss
 from popdist_py.poptorch.on_ipu.plan_page_options import WantedPage, planned_run, wanted_page
+from popdist_py.poptorch.on_ipu.user_failures import FactoryError, user_code
 from popdist_py.poptorch.options.options import Options
 
 __all__ = ["COMMAND", "main"]
@@ -54,6 +50,7 @@ _NAME: Final = "python -m popdist_py.ipu"
 # The exit codes of the command ``python -m popdist_py.ipu``. The library click also exits with code
 # 2 if a command-line option is wrong.
 _FITS, _TOO_LARGE, _CANNOT_TELL, _CLOSE = 0, 1, 2, 4
+_COMMAND_LINE: Final = click.core.ParameterSource.COMMANDLINE
 _CODES: Final[dict[Verdict, int]] = {"fits": _FITS, "close": _CLOSE, "does not fit": _TOO_LARGE}
 
 _HELP: Final = """\
@@ -122,10 +119,22 @@ class _ListType(click.ParamType):  # type: ignore[type-arg]
     ) -> tuple[Any, ...]:
         if isinstance(value, tuple):
             return value
+        if not all(word.strip() for word in value.split(",")):
+            self.fail(f"{value!r}: expected values with one comma between them", param, ctx)
         return tuple(self.of.convert(word.strip(), param, ctx) for word in value.split(","))
 
 
-_COUNT: Final = click.IntRange(min=1)
+class _CountType(click.ParamType):  # type: ignore[type-arg]
+    """A type of command-line option: numbers from 1 to the largest 32-bit integer."""
+
+    name = "N"
+    _range: Final = click.IntRange(1, 2**31 - 1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return self._range.convert(value, param, ctx)
+
+
+_COUNT: Final = _CountType()
 _FLOAT_TYPE: Final = click.Choice(["float32", "float16"])
 _SORTS: Final = click.Choice(["weights", "accumulators", "optimizer", "activations"])
 _MODULES: Final = _ListType(click.STRING, "MODULE[,...]")
@@ -198,11 +207,16 @@ _OPTIONS: Final = (
     _option(
         "--device", type=click.Choice(list(IPUS)), default=MK2.name, help="Generation of the IPUs."
     ),
-    _option("--io-tiles", type=click.IntRange(min=0), default=0, help="Tiles that only do I/O."),
+    _option(
+        "--io-tiles", type=click.INT, metavar="N", default=0,
+        help="Tiles that only do I/O: 0, or an even number from 32 to 192.",
+    ),
     _option(
         "--available-memory-proportion",
         type=_ListType(click.FloatRange(0, 1, min_open=True), "SHARE[,...]"), default=(0.6,),
-        show_default="0.6", help="Of products; one for all IPUs, or one for each.",
+        show_default=False,
+        help="Share of an IPU's memory for the temporary data of a matrix product: one number for "
+        "all IPUs, or one for each. [default: 0.6]",
     ),
     _option("--partials", type=_FLOAT_TYPE, default="float32", help="Type of sums in products."),
     _option(
@@ -233,6 +247,26 @@ _OPTIONS: Final = (
     ),
 )  # fmt: skip
 
+# The options of each section of the help.
+_GROUPS: Final[Mapping[str, Sequence[str]]] = {
+    "The model and its inputs": ("--set", "--input", "--batch", "--inference", "--loss"),
+    "Number types and optimizer": (
+        *("--precision", "--partials", "--optimizer", "--accum-type"),
+        *("--first-order-momentum-accum-type", "--second-order-momentum-accum-type"),
+    ),
+    "A call of the model": (
+        *("--accumulation", "--device-iterations", "--replicas", "--output-mode"),
+        "--synthetic-data",
+    ),
+    "IPUs and stages": ("--device", "--io-tiles", "--split", "--strategy"),
+    "Memory": (
+        *("--recompute", "--checkpoint", "--off-chip", "--sharded"),
+        "--available-memory-proportion",
+    ),
+    "Searches": ("--find", "--ipus"),
+    "Output": ("--json", "--page", "--beside"),
+}
+
 
 def _command(
     model: str,
@@ -257,12 +291,19 @@ def _command(
     if options["inference"] and loss is not None:
         raise click.UsageError("--loss is for training: --inference has none")
     asked = CommandOptions(**options, ipus=ipus)
+    context = click.get_current_context()
     try:
-        example = made_example(model, dict(words), inputs, batch)
-        run = run_from_command(_model_graph(example, loss, training=not asked.inference), asked)
+        # Text that the user's code prints must not mix with the report, which programs may read.
+        with redirect_stdout(sys.stderr):
+            example = made_example(model, dict(words), inputs, batch)
+            if example.has_inputs and context.get_parameter_source("batch") == _COMMAND_LINE:
+                raise FactoryError(
+                    f"{model} returned its inputs too, for a whole micro-batch: leave --batch out"
+                )
+            model_graph = _model_graph(example, loss, training=not asked.inference)
+        run = run_from_command(model_graph, asked)
     except (FactoryError, ValueError) as error:
         raise _CannotTell(str(error)) from error
-    context = click.get_current_context()
     if find is not None:
         answer = _answer(run, find, ipus)
         code = _tell_answer(answer, as_json=as_json)
@@ -286,17 +327,10 @@ def _write_page(wanted: WantedPage, planned: Planned, *, as_json: bool) -> None:
 
 def _model_graph(example: Example, loss: str | None, *, training: bool) -> ModelGraph:
     default = OWN_LOSS if example.has_inputs or not training else "cross-entropy"
-    with with_loss(example, loss or default) as called:
-        try:
-            return graph_of_model(
-                called.module, Options(), called.args, called.kwargs, training=training
-            )
-        except Error as error:
-            raise FactoryError(error.message) from error
-        # PopTorch raises ``AssertionError`` for wrong arguments and for blocks (parts of the model)
-        # that cannot be placed on IPUs.
-        except AssertionError as error:
-            raise FactoryError(str(error)) from error
+    if not training:
+        example.module.eval()
+    with with_loss(example, loss or default) as called, user_code("the forward", example.described):
+        return traced_graph(called.module, Options(), called.args, called.kwargs, training=training)
 
 
 def _answer(run: Run, find: str, ipus: int | None) -> Answer:
@@ -328,25 +362,26 @@ def _show(*reports: MemoryPage | ExecutionPage | Answer) -> None:
         if number:
             click.echo()
         if console.is_terminal:
-            console.print(report)
+            # Rich's own print would exit with code 1 if the reader of the output has ended.
+            with console.capture() as printed:
+                console.print(report)
+            click.echo(printed.get(), nl=False, color=True)
         else:
             click.echo(str(report))
 
 
-COMMAND: Final = click.Command(
+COMMAND: Final = ReportCommand(
     _NAME,
     help=_HELP,
     params=[click.Argument(["model"]), *_OPTIONS],
+    groups=_GROUPS,
     callback=_command,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 
-def main() -> None:
-    """Run the command ``python -m popdist_py.ipu`` and exit.
-
-    If the command line has an error, the library click prints the error.
-    """
+def main() -> NoReturn:
+    """Run the command ``python -m popdist_py.ipu`` and exit."""
     COMMAND.main(prog_name=_NAME)
 
 

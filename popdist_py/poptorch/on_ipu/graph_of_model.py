@@ -10,10 +10,11 @@ operations, and the module ``graph_of_steps`` of ``popdist_py.ipu.runs`` makes t
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -31,11 +32,20 @@ from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.on_ipu.fake_tensors import UnknownValues
 from popdist_py.poptorch.on_ipu.operations_to_steps import forward_of
 from popdist_py.poptorch.options.options import Options
-from popdist_py.poptorch.tracing.first_forward import WatchedModel
+from popdist_py.poptorch.tracing.first_forward import WatchedForward, WatchedModel
 from popdist_py.poptorch.tracing.recorded_operations import Observed, Observer
 from popdist_py.poptorch.weights.device_state import DeviceState
 
-__all__ = ["graph_of_forward", "graph_of_model", "graph_or_none", "watched_model"]
+__all__ = [
+    "graph_of_forward",
+    "graph_of_model",
+    "graph_or_none",
+    "traced_graph",
+    "traced_outputs",
+    "watched_model",
+]
+
+Result = TypeVar("Result")
 
 
 def graph_of_forward(observed: Observed) -> ModelGraph:
@@ -97,9 +107,75 @@ def graph_of_model(
         AssertionError: The arguments do not match the PopTorch options, or a block (part of the
             model) cannot be placed on an IPU.
     """
+    try:
+        return traced_graph(model, options, args, kwargs, training=training)
+    except (Error, AssertionError):
+        raise
+    except Exception as error:
+        text = str(error).strip().partition("\n")[0]
+        raise Error(
+            f"The forward fails on tensors with shapes and without values ({text}). If the "
+            "arguments are those of a call, it needs values: call compile() first, which "
+            "runs it with them, and ask again without arguments"
+        ) from error
+
+
+def traced_graph(
+    model: nn.Module,
+    options: Options,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    training: bool,
+) -> ModelGraph:
+    """Return the graph of a model like ``graph_of_model``, but do not convert exceptions.
+
+    Raises:
+        Exception: The forward pass raised the exception.
+    """
+    with _prepared(model, options, args, kwargs or {}, training=training) as run:
+        return run.read(_model_graph, observes=True)
+
+
+def traced_outputs(
+    model: nn.Module,
+    options: Options,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> Any:
+    """Return the value that a model's forward pass returns, with tensors without values.
+
+    Args:
+        model: The user's ``torch.nn.Module``, which is not changed.
+        options: The options of the PopTorch model.
+        args: The positional arguments of a call of the model.
+        kwargs: The keyword arguments of the call of the model.
+
+    Raises:
+        Exception: The forward pass raised the exception.
+    """
+    with _prepared(model, options, args, kwargs or {}, training=False) as run:
+        return run.read(lambda seen: seen.result, observes=False)
+
+
+def _model_graph(seen: WatchedForward) -> ModelGraph:
+    assert seen.watch.observer is not None
+    return graph_of_forward(seen.watch.observer.observed())
+
+
+@contextmanager
+def _prepared(
+    model: nn.Module,
+    options: Options,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    training: bool,
+) -> Iterator[_FakeRun]:
+    """Yield a ``_FakeRun``, and restore the host's random state after the with statement."""
     batching = options.batching(training=training)
     batching.check()
-    _, call = CallSignature.of(model.forward, args, kwargs or {}, batching.num_slices)
+    _, call = CallSignature.of(model.forward, args, kwargs, batching.num_slices)
     sizes = [batching.micro_batch(tensor.shape) for tensor in call.leaves]
     transfer = Transfer(double_precision=options.Emulator.double_precision)
     replicas = options.replication_factor * max(1, options.Distributed.numProcesses)
@@ -110,6 +186,7 @@ def graph_of_model(
         torch.inference_mode(False),
         UnknownValues() as mode,
         _without_tracebacks(),
+        _without_compiler(),
     ):
         try:
             state = DeviceState(
@@ -119,8 +196,8 @@ def graph_of_model(
                 replicas,
                 lambda host, dtype: mode.unknown(host.shape, dtype),
             )
-            run = _FakeRun(model, options, call, state, training=training)
-            return run.model_graph(_micro_batch(call, sizes, transfer, mode))
+            inputs = _micro_batch(call, sizes, transfer, mode)
+            yield _FakeRun(model, options, call, state, inputs, training=training)
         finally:
             torch.set_rng_state(random)
 
@@ -138,6 +215,18 @@ def _without_tracebacks() -> Iterator[None]:
         yield
     finally:
         log.disabled = was_disabled
+
+
+@contextmanager
+def _without_compiler() -> Iterator[None]:
+    """Run functions that were given to ``torch.compile`` without the compiler."""
+    # The compiler would compile functions of this library, and print warnings about them. Without
+    # the compiler's module in ``sys.modules``, no function was given to ``torch.compile``.
+    if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    else:
+        yield
 
 
 def _micro_batch(
@@ -167,42 +256,39 @@ class _FakeRun:
     """Runs the first forward pass of a model on tensors without values."""
 
     def __init__(
-        self, model: nn.Module, options: Options, call: Call, state: DeviceState, *, training: bool
+        self,
+        model: nn.Module,
+        options: Options,
+        call: Call,
+        state: DeviceState,
+        inputs: Callable[[bool], list[torch.Tensor]],
+        *,
+        training: bool,
     ) -> None:
         self._model = model
         self._options = options
         self._call = call
         self._state = state
+        self._inputs = inputs
         self._training = training
 
-    def model_graph(self, inputs: Callable[[bool], list[torch.Tensor]]) -> ModelGraph:
-        """Return the graph of the model's forward pass.
+    def read(self, result_of: Callable[[WatchedForward], Result], *, observes: bool) -> Result:
+        """Run the model's forward pass, and return the result of ``result_of`` for the pass.
 
         In the first run of the forward pass, the inputs have the integer types that the IPU uses.
         If the first run of the forward pass fails, the forward pass runs again with 64-bit
         integers, because some torch operations require 64-bit indices.
 
-        Raises:
-            Error: The forward pass fails on tensors without values.
+        Args:
+            result_of: A function that returns the wanted result of the forward pass.
+            observes: Whether to record the operations inside torch's functions.
         """
-        try:
-            with suppress(RuntimeError, IndexError):
-                return self._run(inputs(False))
-            return self._run(inputs(True))
-        except (Error, AssertionError):
-            raise
-        except Exception as error:
-            text = str(error).strip().partition("\n")[0]
-            raise Error(
-                f"The forward fails on tensors with shapes and without values ({text}). If the "
-                "arguments are those of a call, it needs values: call compile() first, which "
-                "runs it with them, and ask again without arguments"
-            ) from error
+        with suppress(RuntimeError, IndexError):
+            return result_of(self._run(self._inputs(False), observes=observes))
+        return result_of(self._run(self._inputs(True), observes=observes))
 
-    def _run(self, inputs: list[torch.Tensor]) -> ModelGraph:
+    def _run(self, inputs: list[torch.Tensor], *, observes: bool) -> WatchedForward:
         model = watched_model(self._model, self._call, self._options, training=self._training)
         context = DeviceContext(state=self._state, training=self._training, is_random=False)
         with MixedPrecision(), self._state.attributes.contents_kept():
-            seen = model.run(inputs, partial(context.enter, tracing=True), observes=True)
-            assert seen.watch.observer is not None
-            return graph_of_forward(seen.watch.observer.observed())
+            return model.run(inputs, partial(context.enter, tracing=True), observes=observes)

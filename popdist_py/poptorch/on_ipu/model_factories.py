@@ -2,47 +2,31 @@
 
 The command line names a function of the user as ``module:function``. The user's function, which
 makes the model, is called the factory function. An exception of the user's code becomes a
-``FactoryError`` with the traceback lines of the user's code. The module ``model_factories`` does
-not compute with real data.
+``FactoryError``. The module ``model_losses`` adds a loss to the user's model.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import logging
-import os
-import sys
-import traceback
 from ast import literal_eval
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from types import MappingProxyType, ModuleType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException
-from torch.utils._pytree import tree_map_only
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from popdist_py.poptorch.on_ipu.fake_tensors import UnknownValues
+from popdist_py.poptorch.on_ipu.factory_functions import factory_function
+from popdist_py.poptorch.on_ipu.user_failures import FactoryError, user_code
 
-__all__ = [
-    "LOSSES",
-    "OWN_LOSS",
-    "Example",
-    "FactoryError",
-    "InputSpec",
-    "made_example",
-    "user_code",
-    "with_loss",
-]
+__all__ = ["Example", "InputSpec", "made_example"]
 
-OWN_LOSS: Final = "own"
+# A tensor must have fewer bytes than 2**63, and an element has 8 bytes at most.
+_MOST_ELEMENTS: Final = 2**60
 _TYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
     {
         name: getattr(torch, name)
@@ -52,20 +36,6 @@ _TYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
         )
     }
 )
-# The beginnings of the file names of traceback frames that are not shown to the user. The hidden
-# frames of a traceback belong to this library, to torch and to Python's import system.
-_NOT_THE_USER_S: Final = (
-    f"{Path(__file__).parents[2]}{os.sep}",
-    f"{Path(torch.__file__).parent}{os.sep}",
-    str(Path(inspect.__file__).parent / "importlib"),
-    "<frozen importlib",
-)
-_FRAMES: Final = 4
-_FAKE_TENSOR_LOG: Final = logging.getLogger("torch._subclasses.fake_tensor")
-
-
-class FactoryError(Exception):
-    """The error for a user's model or input that cannot be made, with a message for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +70,9 @@ class InputSpec:
         """Return a tensor with this input for all samples of a micro-batch.
 
         All elements of the tensor are zero, because estimates of memory and time do not depend on
-        values.
+        values. The elements share the memory of one element, so that a large batch needs no memory.
         """
-        return torch.zeros((batch, *self.shape), dtype=_TYPES[self.type])
+        return torch.zeros((), dtype=_TYPES[self.type]).expand((batch, *self.shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +92,16 @@ class Example:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     has_inputs: bool
+
+    @property
+    def described(self) -> str:
+        """A sentence with the shapes and types of the inputs, for error messages."""
+        shapes = [
+            f"{'x'.join(map(str, leaf.shape))}:{str(leaf.dtype)[6:]}"
+            for leaf in tree_leaves((self.args, dict(self.kwargs)))
+            if isinstance(leaf, torch.Tensor)
+        ]
+        return f"Its inputs, micro-batch first: {', '.join(shapes)}"
 
 
 def made_example(
@@ -143,109 +123,142 @@ def made_example(
             type. The inputs of the model are missing, or both the factory function and the command
             line give inputs.
     """
-    function = _function(factory)
+    function = factory_function(factory)
     arguments = {name: _value(word) for name, word in words.items()}
     _check_arguments(factory, function, arguments)
     with user_code(factory):
         made = function(**arguments)
-    module, given = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    if not isinstance(module, nn.Module):
-        raise FactoryError(
-            f"{factory} returned {type(made).__name__}: expected a torch.nn.Module, or a tuple of "
-            "one and its inputs"
-        )
+    found, given = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    module = _unwrapped(found)
+    _check_module(factory, module, made)
     if given is None:
         if not inputs:
             raise FactoryError(
                 f"{factory} returned a module without inputs: give the shape of a sample, as in "
                 "--input 3x224x224"
             )
-        args = tuple(spec.tensor(batch) for spec in inputs)
-        return Example(module, args, {}, has_inputs=False)
-    if inputs:
-        raise FactoryError(f"{factory} returned its inputs too: leave --input out")
+        example = Example(module, _tensors(inputs, batch), {}, has_inputs=False)
+        sample = Example(module, _tensors(inputs, 1), {}, has_inputs=False)
+    else:
+        example = sample = _with_given(factory, module, given)
+        if inputs:
+            raise FactoryError(f"{factory} returned its inputs too: leave --input out")
+    _check_call(example)
+    _initialise(sample)
+    return example
+
+
+def _tensors(inputs: Sequence[InputSpec], batch: int) -> tuple[torch.Tensor, ...]:
+    if any(batch * prod(spec.shape) > _MOST_ELEMENTS for spec in inputs):
+        raise FactoryError(
+            f"--batch {batch} makes an input of more than 2**63 bytes: give a smaller --batch or "
+            "--input"
+        )
+    return tuple(spec.tensor(batch) for spec in inputs)
+
+
+def _with_given(factory: str, module: nn.Module, given: Any) -> Example:
+    """Return an ``Example`` with the inputs that the factory function returned.
+
+    Raises:
+        FactoryError: The factory function returned inputs without a tensor.
+    """
+    if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(given)):
+        raise FactoryError(
+            f"{factory} returned a module and {_named(given)}: expected the module's inputs, which "
+            "are a tensor, a tuple, or a dict of keyword arguments"
+        )
     if isinstance(given, Mapping):
         return Example(module, (), given, has_inputs=True)
     return Example(module, given if isinstance(given, tuple) else (given,), {}, has_inputs=True)
 
 
-@contextmanager
-def user_code(what: str) -> Iterator[None]:
-    """Convert an exception of the user's code to a ``FactoryError``.
+def _named(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
-    The message of the ``FactoryError`` contains the traceback lines of the user's code.
+
+def _unwrapped(module: Any) -> Any:
+    """Return the module inside wrappers of torch that an IPU does not need.
+
+    The names of the module's submodules then do not begin with a name of the wrapper.
     """
-    # Unless the logger is disabled, torch's logger would print those lines of the traceback that
-    # belong to torch.
-    _FAKE_TENSOR_LOG.disabled = True
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USER_S)]
-        lines = ["Traceback (most recent call last):\n"] if own else []
-        lines += traceback.format_list(own[-_FRAMES:])
-        lines += traceback.format_exception_only(error)
-        if isinstance(error, DataDependentOutputException):
-            lines.append(
-                "It reads values of a tensor, and there are none before the model runs: compile it "
-                "and ask model.memoryReport()"
-            )
-        raise FactoryError(f"{what} failed:\n{''.join(lines).rstrip()}") from error
-    finally:
-        _FAKE_TENSOR_LOG.disabled = False
+    while True:
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            module = module.module
+        elif isinstance(module, nn.Module) and "_orig_mod" in module._modules:  # torch.compile
+            module = module._orig_mod
+        else:
+            return module
 
 
-def _function(factory: str) -> Callable[..., Any]:
-    where, colon, name = factory.rpartition(":")
-    if not colon or not where or not name:
+def _check_module(factory: str, module: Any, made: Any) -> None:
+    """Check that a factory function returned a module whose forward pass can be traced.
+
+    Raises:
+        FactoryError: The value is not a module, or the module was scripted or quantized.
+    """
+    if not isinstance(module, nn.Module):
+        hint = ""
+        if isinstance(made, type) and issubclass(made, nn.Module):
+            hint = f"; return an instance, as in {made.__name__}(...)"
+        elif isinstance(getattr(made, "_user_model", None), nn.Module):
+            hint = "; return the module that is given to poptorch"
         raise FactoryError(
-            f"{factory!r} names no factory: expected package.module:function or file.py:function"
+            f"{factory} returned {_named(made)}: expected a torch.nn.Module, or a tuple of one and "
+            f"its inputs{hint}"
         )
-    found: Any = _loaded_file(Path(where)) if where.endswith(".py") else _loaded_module(where)
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise FactoryError(f"{where} has no {name}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise FactoryError(f"{factory} has the type {type(found).__name__}: expected a function")
-    function: Callable[..., Any] = found
-    return function
+    if isinstance(module, torch.jit.ScriptModule):
+        raise FactoryError(
+            f"{factory} returned a torch.jit.ScriptModule: its operations have no module names; "
+            "return the module before torch.jit.script or torch.jit.trace"
+        )
+    for name, part in module.named_modules():
+        kind = type(part)
+        if kind.__module__.startswith("torch.") and "quantized" in kind.__module__.split("."):
+            raise FactoryError(
+                f"{name or factory} is a quantized {kind.__name__}: PopTorch does not support "
+                "quantized weights; return the module before its quantization"
+            )
 
 
-def _loaded_module(name: str) -> ModuleType:
-    # The current folder becomes part of Python's search path for modules, as with ``python -m``.
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+def _check_call(example: Example) -> None:
+    """Check that the module's forward method accepts the number of inputs.
+
+    Raises:
+        FactoryError: The forward method does not accept the inputs.
+    """
     try:
-        found = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        found = None
-    if found is None:
-        raise FactoryError(f"there is no module {name}; a file is named with its .py")
-    with user_code(name):
-        return importlib.import_module(name)
+        signature = inspect.signature(example.module.forward)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*example.args, **example.kwargs)
+    except TypeError as error:
+        given = "the factory returns them" if example.has_inputs else "--input gives one each"
+        raise FactoryError(
+            f"the forward takes {signature}: its inputs do not fit ({error}); {given}"
+        ) from error
 
 
-def _loaded_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise FactoryError(f"there is no file {path}")
-    # The folder of the user's file becomes part of Python's search path, as with ``python FILE``.
-    sys.path.insert(0, str(path.resolve().parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    with user_code(str(path)):
-        spec.loader.exec_module(module)
-    return module
+def _initialise(sample: Example) -> None:
+    """Give sizes to the weights of lazy modules, by running the forward pass with values."""
+    module = sample.module
+    if not any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
+        return
+    modes = [(part, part.training) for part in module.modules()]
+    # In evaluation mode, batch norms accept one sample, and keep their statistics.
+    module.eval()
+    args, kwargs = tree_map_only(torch.Tensor, torch.clone, (sample.args, dict(sample.kwargs)))
+    with user_code("the forward", sample.described), torch.no_grad():
+        module(*args, **kwargs)
+    for part, was_training in modes:
+        part.training = was_training
 
 
 def _value(word: str) -> Any:
     try:
         return literal_eval(word)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return word
 
 
@@ -261,100 +274,8 @@ def _check_arguments(
     try:
         signature.bind(**arguments)
     except TypeError as error:
+        missing = str(error).partition("missing a required argument: ")[2].strip("'")
+        hint = f"; give --set {missing}=VALUE" if missing else ""
         raise FactoryError(
-            f"{factory}{signature} does not take what --set gives: {error}"
+            f"{factory}{signature} does not take what --set gives: {error}{hint}"
         ) from error
-
-
-# A function that computes the loss from the model's first output and the labels.
-_Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-def _token_cross_entropy(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(output.flatten(0, -2), labels.flatten())
-
-
-LOSSES: Final[Mapping[str, _Loss]] = MappingProxyType(
-    {
-        "cross-entropy": F.cross_entropy,
-        "token-cross-entropy": _token_cross_entropy,
-        "mse": F.mse_loss,
-        "l1": F.l1_loss,
-        "bce": F.binary_cross_entropy_with_logits,
-    }
-)
-
-
-def _labels(loss: str, output: torch.Tensor) -> torch.Tensor:
-    shape = tuple(output.shape)
-    if loss == "cross-entropy":  # Dimension 1 of the output contains the classes' scores.
-        return torch.zeros((shape[0], *shape[2:]), dtype=torch.int64)
-    if loss == "token-cross-entropy":  # The last dimension contains the classes' scores.
-        return torch.zeros(shape[:-1], dtype=torch.int64)
-    return torch.zeros(shape, dtype=output.dtype)
-
-
-@contextmanager
-def with_loss(example: Example, loss: str) -> Iterator[Example]:
-    """Yield an example (a model with inputs) whose forward pass also computes a loss.
-
-    The new ``forward`` method takes labels as its first argument, and returns a tuple of the
-    model's output and the loss. At the end of the with statement, the module gets its original
-    ``forward`` method back. The names of the model's submodules do not change.
-
-    Raises:
-        FactoryError: The forward pass fails, or the loss function cannot be applied to its first
-            output.
-    """
-    if loss == OWN_LOSS:
-        yield example
-        return
-    output = _first_output(example)
-    if output.dim() < 2 and "cross-entropy" in loss:
-        raise FactoryError(
-            f"the first output has the shape {tuple(output.shape)}: cross entropy needs classes; "
-            "choose --loss mse, or own where the forward returns its loss"
-        )
-    module, own, compute = example.module, example.module.forward, LOSSES[loss]
-
-    def forward(labels: torch.Tensor, /, *args: Any, **kwargs: Any) -> tuple[Any, torch.Tensor]:
-        made = own(*args, **kwargs)
-        return made, compute(_first_tensor(made), labels)
-
-    first = inspect.Parameter("labels", inspect.Parameter.POSITIONAL_ONLY)
-    others = inspect.signature(own).parameters.values()
-    others_named = (p for p in others if p.name != first.name)
-    forward.__signature__ = inspect.Signature([first, *others_named])  # type: ignore[attr-defined]
-    module.forward = forward
-    try:
-        yield replace(example, args=(_labels(loss, output), *example.args))
-    finally:
-        del module.forward
-
-
-def _first_output(example: Example) -> torch.Tensor:
-    """Return a tensor with the shape and type of the model's first output.
-
-    To compute the output's shape and type, the forward pass runs on tensors without values.
-    """
-    with user_code("the forward"), UnknownValues() as mode, torch.no_grad():
-        args, kwargs = tree_map_only(
-            torch.Tensor,
-            lambda tensor: mode.unknown(tensor.shape, tensor.dtype),
-            (example.args, dict(example.kwargs)),
-        )
-        made = example.module(*args, **kwargs)
-    found = _first_tensor(made)
-    return torch.empty(tuple(found.shape), dtype=found.dtype, device="meta")
-
-
-def _first_tensor(made: Any) -> torch.Tensor:
-    if isinstance(made, torch.Tensor):
-        return made
-    values = tuple(made.values()) if isinstance(made, Mapping) else made
-    if isinstance(values, tuple | list) and values:
-        return _first_tensor(values[0])
-    raise FactoryError(
-        f"the forward returned {type(made).__name__}: a loss needs a tensor, or a tuple or dict of "
-        "them; choose --loss own where the forward returns its loss"
-    )

@@ -20,6 +20,7 @@ import torch
 from popdist_py.ipu.graph import Kind, Product, Type, Weight
 from popdist_py.ipu.runs.forward_steps import Forward, Step, Value
 from popdist_py.ipu.runs.model_graph import LEAST_PROPORTION
+from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.on_ipu.operation_rules import (
     ATTENTIONS,
     COPIES,
@@ -285,7 +286,16 @@ class _Reading:
                 several tensors.) Steps for other outputs of an operation are elementwise.
             hold: Whether the step's value becomes the source of the elements in the storage of
                 ``output``.
+
+        Raises:
+            Error: The output has complex numbers, which PopTorch does not support.
         """
+        if output.dtype.is_complex:
+            where = f" in {seen.module}" if seen.module else ""
+            raise Error(
+                f"{seen.operator.strip('_')}{where} computes {str(output.dtype)[6:]}: PopTorch has "
+                "no complex numbers; compute with real and imaginary parts"
+            )
         rule = rule_of(seen.operator)
         kind = rule.kind if main else "elementwise"
         product: Product | None = None

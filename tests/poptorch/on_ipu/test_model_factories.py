@@ -9,14 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from popdist_py.poptorch.on_ipu.model_factories import (
-    LOSSES,
-    Example,
-    FactoryError,
-    InputSpec,
-    made_example,
-    with_loss,
-)
+from popdist_py.poptorch.on_ipu.model_factories import Example, InputSpec, made_example
+from popdist_py.poptorch.on_ipu.model_losses import LOSSES, with_loss
+from popdist_py.poptorch.on_ipu.user_failures import FactoryError
 
 FILE = str(Path(__file__).with_name("command_models.py"))
 
@@ -122,7 +117,7 @@ def test_a_loss_leaves_nothing_behind():
     [
         ("torchvision", {}, "3", "names no factory"),
         (":mlp", {}, "3", "names no factory"),
-        ("nowhere.at_all:f", {}, "3", "no module nowhere.at_all"),
+        ("nowhere.at_all:f", {}, "3", "no module nowhere;"),
         ("..x:f", {}, "3", "no module"),
         ("no/such.py:f", {}, "3", "no file no/such.py"),
         (f"{FILE}:other", {}, "3", "has no other"),
