@@ -21,8 +21,10 @@ __all__ = [
     "CycleModel",
     "CycleReport",
     "StageCycles",
+    "call_total",
     "cycles",
     "cycles_and_window",
+    "sending_seconds",
 ]
 
 
@@ -88,13 +90,8 @@ def cycles_and_window(
         for stage in range(placement.num_stages)
     )
     window = lay_out(stages, placement, settings, model)
-    sending = ipu.clock * _sending_seconds(graph, placement, settings, model)
-    running = window.count * window.length
-    if settings.overlaps_io:
-        running, sending = max(running, sending), 0.0
-    # The host also starts calls and waits for their end if all data is synthetic.
-    call = ipu.clock * model.call_seconds + sending
-    total = running + call
+    sending = sending_seconds(graph, placement, settings, model)
+    call, total = call_total(window.count * window.length, sending, settings, ipu, model)
     report = CycleReport(
         stages=stages,
         window=window.cycles,
@@ -107,7 +104,7 @@ def cycles_and_window(
     return report, window
 
 
-def _sending_seconds(
+def sending_seconds(
     graph: Graph, placement: Placement, settings: Settings, model: CycleModel
 ) -> float:
     """Return the seconds in which the IPUs send the outputs of a call to the host.
@@ -118,3 +115,23 @@ def _sending_seconds(
     sent = max(traffic.sent for traffic in host_traffic(graph, placement, settings))
     transfers = settings.returned_micro_batches if sent else 0
     return sent / model.host_bandwidth + transfers * model.host_sync_seconds
+
+
+def call_total(
+    running: float, sending: float, settings: Settings, ipu: IPU, model: CycleModel
+) -> tuple[float, float]:
+    """Return the clock cycles that a call needs for the host, and those of the whole call.
+
+    Args:
+        running: The clock cycles of all micro-batches and weight updates of the call.
+        sending: The seconds in which the IPUs send the outputs of the call to the host.
+        settings: The options of the run, such as whether I/O tiles transfer data.
+        ipu: The type of IPU.
+        model: The constants for estimating clock cycles, such as the rate of the host.
+    """
+    sending *= ipu.clock
+    if settings.overlaps_io:
+        running, sending = max(running, sending), 0.0
+    # The host also starts calls and waits for their end if all data is synthetic.
+    call = ipu.clock * model.call_seconds + sending
+    return call, running + call

@@ -3,6 +3,8 @@
 run               the class ``Run``: all values that determine a run's memory and clock cycles
 batch             the search for the largest micro-batch
 places            the places where a stage may begin, and the tensors that cross a place
+division_costs    the time and the memory of a model's divisions into stages
+slowest_stage     the division whose slowest stage is as fast as possible
 splits            the search for the fastest division of a model into stages
 recomputation     the search for the fastest kind of recomputation
 search_answers    the results of the searches for printing and as JSON
@@ -17,7 +19,8 @@ from popdist_py.ipu.searches.batch import largest_batch
 from popdist_py.ipu.searches.places import places_to_cut, with_checkpoints
 from popdist_py.ipu.searches.recomputation import cheapest_recomputation
 from popdist_py.ipu.searches.run import Run
-from popdist_py.ipu.searches.splits import best_splits, least_slowest
+from popdist_py.ipu.searches.slowest_stage import least_slowest
+from popdist_py.ipu.searches.splits import best_splits
 
 __all__ = [
     "Run",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from popdist_py.ipu.searches.run import Run
+from popdist_py.ipu.searches.run import LIMITS, Run
 
 __all__ = ["largest_batch"]
 
@@ -15,11 +15,18 @@ __all__ = ["largest_batch"]
 def largest_batch(run: Run, limit: int = 2**16) -> int:
     """Return the largest micro-batch (number of samples) that fits into memory, up to ``limit``.
 
-    The function returns 0 if a micro-batch of one sample does not fit into memory.
+    If no micro-batch has the verdict "fits", the function returns the largest one with the verdict
+    "close". The function returns 0 if a micro-batch of one sample needs too much memory.
     """
+    found = (_largest(run, limit, most) for most in LIMITS)
+    return next((batch for batch in found if batch), 0)
+
+
+def _largest(run: Run, limit: int, most: float) -> int:
+    """Return the largest micro-batch that needs at most a share of ``most`` of each tile."""
 
     def fits(batch: int) -> bool:
-        return replace(run, graph=run.graph.with_batch(batch)).fits
+        return replace(run, graph=run.graph.with_batch(batch)).fullest.share <= most
 
     if not fits(1):
         return 0

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from popdist_py.ipu.graph import Graph
 
-__all__ = ["places_to_cut", "with_checkpoints"]
+__all__ = ["crossing_bytes", "lives", "places_to_cut", "with_checkpoints"]
 
 
 def places_to_cut(graph: Graph) -> tuple[int, ...]:
@@ -41,6 +42,39 @@ def with_checkpoints(graph: Graph, places: Sequence[int]) -> Graph:
             replace(o, is_checkpoint=o.is_checkpoint or o.name in marked) for o in graph.operations
         ),
     )
+
+
+def crossing_bytes(graph: Graph, *, is_training: bool) -> list[int]:
+    """Return, for each place, the bytes that IPUs copy if a stage begins there.
+
+    The copies of a training run are the tensors that cross the place, and the gradients of those
+    tensors that have one. The returned list has one entry for each operation, and one for the end
+    of the model.
+    """
+    changes = [0] * (len(graph.operations) + 2)
+    for root, (first, last) in lives(graph).items():
+        size = graph.root_bytes[root]
+        copied = 2 * size if is_training and root in graph.gradient_roots else size
+        changes[first + 1] += copied
+        changes[last + 1] -= copied
+    return list(accumulate(changes))[:-1]
+
+
+def lives(graph: Graph) -> dict[str, tuple[int, int]]:
+    """Return, for each tensor that a later operation reads, its first writer and last reader.
+
+    The function returns the tensors as the names of their roots (the tensors that own the memory),
+    and operations as their numbers. Input tensors are left out, because every stage may receive
+    inputs from the host.
+    """
+    last = {graph.root_of[n]: i for i, o in enumerate(graph.operations) for n in o.inputs}
+    found: dict[str, tuple[int, int]] = {}
+    inputs = {tensor.name for tensor in graph.inputs}
+    for index, operation in enumerate(graph.operations):
+        root = graph.root_of[operation.output.name]
+        if root not in inputs and root not in found and last.get(root, -1) > index:
+            found[root] = index, last[root]
+    return found
 
 
 def _crossings(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:

@@ -6,16 +6,21 @@ The module ``run`` does not search.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.graph import Graph, Placement
 from popdist_py.ipu.memory import ESTIMATES, Estimates, memory
-from popdist_py.ipu.memory_contents import IpuMemory
+from popdist_py.ipu.memory_contents import UNCERTAINTY, IpuMemory
 from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import IPU
 from popdist_py.ipu.stage_cycles import CYCLE_MODEL, CycleModel
 
-__all__ = ["Run"]
+__all__ = ["LIMITS", "Run"]
+
+# The shares of a tile's memory that a search allows. A search first looks for configurations that
+# certainly fit, and only then for configurations that may fit.
+LIMITS: Final = (1 - UNCERTAINTY, 1 + UNCERTAINTY)
 
 
 @dataclass(frozen=True, slots=True)

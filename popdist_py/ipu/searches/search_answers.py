@@ -16,10 +16,11 @@ from popdist_py.ipu.documents.document import Cell, Column, Document, Section, S
 from popdist_py.ipu.documents.report import Report
 from popdist_py.ipu.graph import Graph, Placement
 from popdist_py.ipu.memory import memory
+from popdist_py.ipu.memory_contents import UNCERTAINTY, Verdict
 from popdist_py.ipu.searches.batch import largest_batch
 from popdist_py.ipu.searches.recomputation import cheapest_recomputation
 from popdist_py.ipu.searches.run import Run
-from popdist_py.ipu.searches.splits import best_splits
+from popdist_py.ipu.searches.splits import best_splits, with_micro_batches
 
 __all__ = ["Answer", "find_batch", "find_recomputation", "find_splits", "first_modules"]
 
@@ -38,22 +39,41 @@ class Answer(Report):
             if the search found nothing that fits into memory.
         run: The configuration (graph, placement, settings and IPU) that the search found; None if
             the search found nothing that fits into memory.
+        more: Further tables, which are displayed after the table of IPUs.
     """
 
     question: str
     sentence: str
     json_values: Mapping[str, Any]
     run: Run | None
+    more: tuple[Section, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the configuration that the search found fits, or is close to the limit."""
+        return "does not fit" if self.run is None else self.run.fullest.verdict
 
     def document(self) -> Document:
         """Return the headline and table that display the result of the search."""
-        sections = () if self.run is None else (_summary(self.run),)
-        return Document(self.sentence, self.run is not None, sections)
+        if self.run is None:
+            return Document(self.sentence, False, ())
+        sentence = self.sentence
+        if self.verdict == "close":
+            share = f"{self.run.fullest.share:.1%} +- {UNCERTAINTY:.0%}"
+            sentence += f"\nIt is close to the limit: the fullest tile needs {share} of its memory."
+        return Document(sentence, self.verdict == "fits", (_summary(self.run), *self.more))
 
     def to_json(self) -> dict[str, Any]:
         """Return the result of the search as a dictionary of JSON values."""
         found = self.run is not None
-        return {"version": _VERSION, "question": self.question, "found": found, **self.json_values}
+        made = {"version": _VERSION, "question": self.question, "found": found, **self.json_values}
+        if self.run is not None:
+            made |= {
+                "verdict": self.verdict,
+                "share": self.run.fullest.share,
+                "uncertainty": UNCERTAINTY,
+            }
+        return made
 
 
 def find_batch(run: Run) -> Answer:
@@ -66,16 +86,32 @@ def find_batch(run: Run) -> Answer:
 
 
 def find_splits(run: Run, ipus: int) -> Answer:
-    """Find the division of a model among ``ipus`` IPUs that makes the slowest IPU fastest."""
-    placement = best_splits(run, ipus)
-    if placement is None:
+    """Find the division of a model among ``ipus`` IPUs with which a call of the model is fastest.
+
+    If the run has too few micro-batches for the only divisions that are possible, the answer has
+    as many micro-batches as they need, and says so.
+    """
+    found, note = _divided(run, ipus), ""
+    if found is None:
+        more = with_micro_batches(run, ipus + 1)
+        found = None if more is run else _divided(more, ipus)
+        note = f", with {more.settings.micro_batches} micro-batches"
+    if found is None:
         return Answer("splits", f"No split over {counted(ipus, 'IPU')} fits", {}, None)
-    names = first_modules(run.graph, placement)
+    names = first_modules(found.graph, found.placement)
     where = ", ".join(names) or "nowhere: one IPU has room for everything"
-    found = replace(run, placement=placement)
-    return Answer(
-        "splits", f"The best splits over {counted(ipus, 'IPU')}: {where}", {"splits": names}, found
-    )
+    if found.placement.num_stages > found.placement.num_ipus:
+        where += f" (on IPU {found.placement.ipus[-1]} again, because it shares a weight)"
+    values: dict[str, Any] = {"splits": names, "ipus": list(found.placement.ipus)}
+    if note:
+        values["micro_batches"] = found.settings.micro_batches
+    sentence = f"The best splits over {counted(ipus, 'IPU')}{note}: {where}"
+    return Answer("splits", sentence, values, found)
+
+
+def _divided(run: Run, ipus: int) -> Run | None:
+    placement = best_splits(run, ipus)
+    return None if placement is None else replace(run, placement=placement)
 
 
 def find_recomputation(run: Run) -> Answer:
@@ -102,16 +138,16 @@ def _summary(run: Run) -> Section:
     report = cycles(run.graph, run.placement, run.settings, run.ipu, run.model)
     memories = memory(run.graph, run.placement, run.settings, run.ipu, run.estimates).ipus
     columns = (*map(Column, ("IPU", "fullest tile", "busy")), Column("begins at", is_words=True))
-    first = {0: run.graph.operations[0].name} | {
-        run.placement.ipus[stage]: name
-        for stage, name in enumerate(first_modules(run.graph, run.placement), 1)
-    }
+    names = [run.graph.operations[0].name, *first_modules(run.graph, run.placement)]
+    first: dict[int, list[str]] = {}
+    for ipu, name in zip(run.placement.ipus, names, strict=True):
+        first.setdefault(ipu, []).append(name)
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (
             str(own.ipu),
             Share(max(own.fullest_tile, own.fullest_io_tile) / own.tile_bytes),
             Share(report.busy[own.ipu]),
-            first.get(own.ipu, ""),
+            ", ".join(first.get(own.ipu, ())),
         )
         for own in memories
     )

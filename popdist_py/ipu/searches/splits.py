@@ -1,236 +1,316 @@
-"""The search for the division of a model into stages that fit into memory and run fastest.
+"""The search for the fastest division of a model into stages that fits into memory.
 
-The module ``splits`` does not search for checkpoints or for the number of samples.
+The search compares the clock cycles of whole calls of the model, which the class ``DivisionCosts``
+estimates. If a model has too many divisions, the search begins with a division whose slowest stage
+is fast, and then moves the beginnings of its stages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
-from itertools import accumulate
-from math import inf
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations, pairwise, product
+from math import comb
 from typing import Final
 
 from popdist_py.ipu.graph import Placement
-from popdist_py.ipu.memory import ipu_fits, least_bytes, stash_depth
-from popdist_py.ipu.searches.places import places_to_cut
-from popdist_py.ipu.searches.run import Run
-from popdist_py.ipu.stage_cycles import operation_cycles
+from popdist_py.ipu.schedule import least_accumulation
+from popdist_py.ipu.searches.division_costs import (
+    Cuts,
+    DivisionCosts,
+    placement_of,
+    shared_weights,
+)
+from popdist_py.ipu.searches.places import crossing_bytes
+from popdist_py.ipu.searches.run import LIMITS, Run
+from popdist_py.ipu.searches.slowest_stage import least_slowest
 
-__all__ = ["best_splits", "least_slowest"]
+__all__ = ["best_splits", "with_micro_batches"]
 
-# The largest number of places (possible beginnings of stages) for which a search for the best
-# stages tries all places at once. The time of a search for the best stages grows with the square of
-# the number of places (possible beginnings of stages).
+# The search compares all divisions of a model if there are not more than ``_FEW_DIVISIONS``.
+_FEW_DIVISIONS: Final = 3_000
+# The number of places (possible beginnings of stages) that the search uses first, if a model has
+# more places. The time for a balanced division grows with the square of the number of places.
 _MANY_PLACES: Final = 64
+# The distances, in places, by which the search moves the beginning of a stage.
+_MOVES: Final = (1, 2, 3, 4, 5, 6, 8, 11, 16, 24)
+# A moved division is compared only if it is estimated to take at most this many times as long.
+_SLACK: Final = 1.03
+# The number of divisions that the search compares at a time.
+_TRIED: Final = 24
+# The number of divisions whose beginnings of stages the search moves.
+_STARTS: Final = 2
+# The weights of the time of weight updates, with which the search looks for balanced divisions.
+_UPDATES: Final = (0.0, 1.0, 4.0)
+# The largest number of times that the search moves beginnings of stages.
+_ROUNDS: Final = 60
 
 
 def best_splits(
-    run: Run, stages: int, places: Sequence[int] | None = None, *, tries_all: bool = True
+    run: Run,
+    stages: int,
+    places: Sequence[int] | None = None,
+    *,
+    tries_all: bool = True,
+    is_quick: bool = False,
 ) -> Placement | None:
-    """Return the division of a model into stages that makes the slowest stage fastest.
+    """Return the division of a model among IPUs with which a call takes the fewest clock cycles.
 
-    In the returned placement, every stage fits into the memory of its IPU. The function
-    ``best_splits`` returns None if no division of the model into stages fits into memory. The
-    search for the best division of the model uses dynamic programming. The memory that a stage
-    needs depends only on the stage's number and on its first and last operation. A search that
-    tries all places therefore finds a division of the model that fits into memory, if such a
-    division exists.
+    The returned placement has the verdict "fits", or the verdict "close" if no division fits. The
+    function returns None if all divisions need too much memory.
 
-    If stages can begin at many places, the search first tries only some of the places. A second
-    search then tries all places (possible beginnings of stages) near the best places of the first
-    search. If the search did not try all places, the slowest stage of the returned division may be
-    slower than necessary by the time of one or two operations.
+    All operations that read the same weight run on the same IPU, because PopART refuses other
+    programs. If the first and the last part of a model share a weight, the placement may therefore
+    have one stage more than IPUs: the last stage then runs on the IPU of an earlier one.
+
+    The returned division is the fastest of all if there are at most a few thousand divisions. In
+    larger models, no division is faster in which one stage, or several consecutive stages, begin a
+    few operations earlier or later.
 
     Args:
-        run: The configuration of the run (graph, placement, settings and IPU). The search does not
-            use the placement (stages and IPUs) in ``run``.
-        stages: The number of stages into which the model is divided. Each stage gets its own IPU.
+        run: The configuration of the run (graph, placement, settings and IPU). The placement in
+            ``run`` is only compared with the divisions that the search finds.
+        stages: The number of IPUs among which the model is divided. The stages run on IPU 0, IPU 1,
+            and so on.
         places: The numbers of the operations where a stage may begin. If ``places`` is None, a
-            stage may begin at the places that ``places_to_cut`` returns, or at all operations if
-            those places are too few.
+            stage may begin with every operation.
         tries_all: Whether to try all places where a stage may begin, if a search with only some of
             the places does not find a division that fits into memory. The search with all places
             can take a minute.
+        is_quick: Whether to return the first division that is found. Its slowest stage is fast, but
+            another division may need fewer clock cycles.
     """
     count = len(run.graph.operations)
-    inner: Sequence[int] = places_to_cut(run.graph)
-    if places is not None:
-        inner = sorted(set(places) - {0, count})
-    elif len(inner) < stages - 1:
-        inner = range(1, count)
-    work, fits = _work_between(run, stages), _fitting(run, stages)
+    inner = range(1, count) if places is None else sorted(set(places) - {0, count})
+    searches = [_Search(DivisionCosts(run, ipus), inner) for ipus in _ipu_lists(run, stages)]
+    for limit in LIMITS:
+        found = []
+        for search in searches:
+            cuts = search.best(limit, tries_all=tries_all, is_quick=is_quick)
+            if cuts is not None:
+                found.append((search.costs.cycles(cuts), cuts, search.costs.ipus))
+        if found:
+            _, cuts, ipus = min(found)
+            return placement_of(cuts, ipus)
+    return None
 
-    def best(inner: Sequence[int]) -> tuple[int, ...] | None:
-        ends = [0, *inner, count]
-        # If the last stage does not fit into memory wherever the stage begins, no division of the
-        # model fits.
-        lasts = reversed(range(stages - 1, len(ends) - 1) if stages > 1 else range(1))
-        if len(ends) <= stages or not any(fits(ends[first], count, stages - 1) for first in lasts):
+
+def _ipu_lists(run: Run, count: int) -> Iterator[tuple[int, ...]]:
+    """Yield the possible lists with the IPU of each stage, for ``count`` IPUs."""
+    yield tuple(range(count))
+    if run.settings.is_phased or with_micro_batches(run, count + 1) is not run:
+        return
+    # The stage that shares a weight with the last one begins at the weight's first reader or
+    # earlier. Stage n cannot begin before operation n.
+    first = max((readers[0] for readers in shared_weights(run.graph)), default=-1)
+    for ipu in range(min(count - 1, first + 1)):
+        yield (*range(count), ipu)
+
+
+def with_micro_batches(run: Run, stages: int) -> Run:
+    """Return a run that has at least as many micro-batches as a pipeline of ``stages`` needs.
+
+    If the run has enough micro-batches, the function returns ``run`` itself.
+    """
+    settings = run.settings
+    least = least_accumulation(stages, is_training=settings.is_training)
+    window = settings.accumulation if settings.is_training else settings.device_iterations
+    if not settings.is_pipelined or window >= least:
+        return run
+    if settings.is_training:
+        return replace(run, settings=replace(settings, accumulation=least))
+    period = 1 if settings.output_mode == "every n" else settings.output_return_period
+    more = replace(settings, device_iterations=least, output_return_period=period)
+    return replace(run, settings=more)
+
+
+class _Search:
+    """The search for the best of all divisions that use the same list of IPUs."""
+
+    def __init__(self, costs: DivisionCosts, inner: Sequence[int]) -> None:
+        self.costs = costs
+        self.inner = list(inner)
+        self._index = {place: index for index, place in enumerate(self.inner)}
+        self.stages = len(costs.ipus)
+        # The stage on whose IPU the last stage also runs; None if the last stage has its own IPU.
+        self.returns_to = None if costs.ipus[-1] == self.stages - 1 else costs.ipus[-1]
+        self._sorted: list[tuple[float, Cuts]] | None = None
+
+    def best(self, limit: float, *, tries_all: bool, is_quick: bool) -> Cuts | None:
+        """Return the best division that needs at most a share of the memory, or None.
+
+        Args:
+            limit: The share of its memory that each tile may use.
+            tries_all: Whether to try all places if none of a selection of places is suitable.
+            is_quick: Whether to return a division before it is compared with similar ones.
+        """
+        costs = self.costs
+        if comb(len(self.inner), self.stages - 1) <= _FEW_DIVISIONS:
+            fitting = (cuts for _, cuts in self._fastest_first() if costs.fits(cuts, limit))
+            return next(fitting, None)
+        starts = self._starts(limit, tries_all=tries_all)
+        if is_quick:
+            return min(starts, key=costs.cycles, default=None)
+        moved = (self._moved(cuts, limit) for cuts in starts)
+        return min(moved, key=costs.cycles, default=None)
+
+    def _starts(self, limit: float, *, tries_all: bool) -> list[Cuts]:
+        """Return good divisions that fit, as beginnings of a search."""
+        selected = self._selected()
+        found = [self._balanced(selected, limit, update) for update in _UPDATES]
+        if tries_all and not any(found):
+            found = [self._balanced(self.inner, limit, 0.0)]
+        found.append(self._own(limit))
+        starts = {cuts for cuts in found if cuts is not None and self.costs.is_allowed(cuts)}
+        return sorted(starts, key=self.costs.cycles)[:_STARTS]
+
+    def _fastest_first(self) -> list[tuple[float, Cuts]]:
+        """Return all divisions with their clock cycles, in the order of their clock cycles."""
+        if self._sorted is None:
+            costs = self.costs
+            divisions = (
+                (0, *cuts, costs.count) for cuts in combinations(self.inner, self.stages - 1)
+            )
+            allowed = (cuts for cuts in divisions if costs.is_allowed(cuts))
+            self._sorted = sorted((costs.cycles(cuts), cuts) for cuts in allowed)
+        return self._sorted
+
+    def _selected(self) -> list[int]:
+        """Return a selection of places with similar distances that few bytes cross."""
+        inner = self.inner
+        step = max(1, -(-len(inner) // max(_MANY_PLACES, 2 * self.stages)))
+        run = self.costs.run
+        crossing = crossing_bytes(run.graph, is_training=run.settings.is_training)
+        groups = (inner[i : i + step] for i in range(0, len(inner), step))
+        return [min(group, key=lambda place: crossing[place]) for group in groups]
+
+    def _own(self, limit: float) -> Cuts | None:
+        """Return the division of the run itself, if the search may return it."""
+        placement = self.costs.run.placement
+        if placement.ipus != self.costs.ipus:
             return None
-        return least_slowest(ends, stages, work, fits)
+        begins = [placement.stages.index(stage) for stage in range(1, self.stages)]
+        cuts = (0, *begins, self.costs.count)
+        is_allowed = set(begins) <= set(self.inner) and self.costs.is_allowed(cuts)
+        return cuts if is_allowed and self.costs.fits(cuts, limit) else None
 
-    step = max(1, -(-len(inner) // max(_MANY_PLACES, 2 * stages)))
-    cuts = best(inner[::step])
-    if step > 1 and cuts is not None:
-        near = {inner.index(cut) + i for cut in cuts[1:-1] for i in range(1 - step, step)}
-        cuts = best([inner[i] for i in sorted(near) if 0 <= i < len(inner)])
-    elif step > 1 and tries_all:
-        cuts = best(inner)
-    return None if cuts is None else _placement(cuts)
+    def _balanced(self, inner: Sequence[int], limit: float, update: float) -> Cuts | None:
+        """Return a division that fits and whose slowest IPU is estimated to be fast, or None.
 
-
-def least_slowest(
-    ends: Sequence[int],
-    stages: int,
-    work: Callable[[int, int, int], float],
-    fits: Callable[[int, int, int], bool],
-) -> tuple[int, ...] | None:
-    """Return the ends of stages that fit into memory and make the slowest stage fastest.
-
-    The returned ends of stages are a selection from ``ends``. The function returns None instead of
-    the ends of stages if the stages cannot fit into memory. The function first computes the best
-    division of the model for unlimited memory. The best division of the model for unlimited memory
-    decides which places the search tries first, and when the search ends.
-
-    Args:
-        ends: The numbers of the operations before which a stage may begin or end.
-        stages: The number of stages into which the model is divided.
-        work: A function that returns the computing time of a pipeline stage for one micro-batch.
-            The arguments of the given function are the places where the stage begins and ends, and
-            the number of the stage.
-        fits: A function that tells whether a pipeline stage fits into the memory of its IPU. The
-            arguments of the given function are the places where the stage begins and ends, and the
-            number of the stage.
-    """
-    ideal = _ideal(ends, stages, work)
-
-    def options(stage: int, last: int) -> list[tuple[float, int]]:
-        """Return each possible beginning of a stage, with the least time of the slowest stage.
-
-        The least time of the slowest stage is computed for unlimited memory, for the stage
-        ``stage`` and all earlier stages.
+        Args:
+            inner: The places where stages may begin.
+            limit: The share of its memory that each tile may use.
+            update: The weight of the time of weight updates. Micro-batches have the weight 1.
         """
-        if not stage:
-            return [(ideal[0][last], 0)]
-        before = ideal[stage - 1]
-        firsts = range(stage, last)
-        return sorted((max(before[f], work(ends[f], ends[last], stage)), f) for f in firsts)
+        count = self.costs.count
+        if self.returns_to is None:
+            return self._balanced_before((count,), inner, limit, update)
+        begins = self._last_begins(inner)
+        found = (self._balanced_before((b, count), inner, limit, update) for b in begins)
+        return min(filter(None, found), key=self.costs.cycles, default=None)
 
-    @cache
-    def best(stage: int, last: int) -> tuple[float, tuple[int, ...]] | None:
-        """Return the best division of the operations before ``ends[last]`` into stages.
+    def _last_begins(self, inner: Sequence[int]) -> Iterable[int]:
+        """Return places where the last stage may begin, just before operations that share weights.
 
-        The stages of the returned division have the numbers from 0 to ``stage``.
-
-        The returned division contains the time of the slowest stage, and the place (index of an
-        operation) where each stage ends.
+        The places further ahead are left out, because ``_moved`` finds them.
         """
-        found = None
-        for least, first in options(stage, last):
-            if found is not None and least >= found[0]:
-                break
-            before = best(stage - 1, first) if stage else (least, (0,))
-            if before is not None and fits(ends[first], ends[last], stage):
-                slowest = max(least, before[0])
-                if found is None or slowest < found[0]:
-                    found = slowest, (*before[1], ends[last])
-        return found
+        shared = shared_weights(self.costs.run.graph)
+        begins = set()
+        for end in {readers[-1] for readers in shared}:
+            begins |= {end, *[place for place in inner if place <= end][-3:]} & set(self.inner)
+        return sorted(begins)
 
-    found = best(stages - 1, len(ends) - 1)
-    return None if found is None else found[1]
+    def _balanced_before(
+        self, rest: Cuts, inner: Sequence[int], limit: float, update: float
+    ) -> Cuts | None:
+        """Return a balanced division, given the places where the last stages begin and end.
 
+        Args:
+            rest: The number of operations, after the place where the last stage begins if that
+                stage runs on the IPU of another one.
+            inner: The places where the other stages may begin.
+            limit: The share of its memory that each tile may use.
+            update: The weight of the time of weight updates.
+        """
+        costs, stages = self.costs, self.stages - len(rest) + 1
+        ends = [0, *(place for place in inner if place < rest[0]), rest[0]]
+        if len(ends) <= stages:
+            return None
+        last = costs.estimated_work(*rest, self.stages - 1) if len(rest) == 2 else 0.0
 
-def _ideal(
-    ends: Sequence[int], stages: int, work: Callable[[int, int, int], float]
-) -> list[list[float]]:
-    """Return the least possible time of the slowest stage, for unlimited memory.
+        def work(begin: int, end: int, stage: int) -> float:
+            own = costs.estimated_work(begin, end, stage)
+            own += update * costs.estimated_update(begin, end)
+            return own + last if stage == self.returns_to else own
 
-    For each stage, the returned list contains a list of the times that the slowest stage up to this
-    stage needs. A list of times contains one time for each place where its stage can end.
-    """
-    table = [[work(0, end, 0) for end in ends]]
-    for stage in range(1, stages):
-        before = table[-1]
-        row = []
-        for last, end in enumerate(ends):
-            firsts = range(stage, last)
-            options = (max(before[f], work(ends[f], end, stage)) for f in firsts)
-            row.append(min(options, default=inf))
-        table.append(row)
-    return table
+        def fits(begin: int, end: int, stage: int) -> bool:
+            cuts = costs.cuts_around(begin, end, stage, rest)
+            return (
+                cuts is not None
+                and not costs.separates(cuts, stage)
+                and costs.stage_fits(cuts, stage, limit)
+            )
 
+        # If the last of the stages does not fit wherever it begins, no division fits.
+        firsts = reversed(range(stages - 1, len(ends) - 1) if stages > 1 else range(1))
+        if not any(fits(ends[first], rest[0], stages - 1) for first in firsts):
+            return None
+        found = least_slowest(ends, stages, work, fits)
+        return None if found is None else (*found, *rest[1:])
 
-def _placement(cuts: Sequence[int]) -> Placement:
-    """Return a ``Placement`` with one stage between neighbouring ``cuts``, each on its own IPU."""
-    stages = [s for s in range(len(cuts) - 1) for _ in range(cuts[s + 1] - cuts[s])]
-    return Placement(tuple(stages), tuple(range(len(cuts) - 1)))
+    def _moved(self, cuts: Cuts, limit: float) -> Cuts:
+        """Return a division that fits and that no move of consecutive stages makes better.
 
+        Of divisions with equal clock cycles, the one with the more equal stages is better: two
+        moves may be necessary to make a model with two equally slow stages faster.
+        """
+        rank = self._rank(cuts)
+        for _ in range(_ROUNDS):
+            better = self._better(cuts, rank, limit)
+            if better is None:
+                return cuts
+            rank, cuts = better
+        return cuts
 
-def _work_between(run: Run, stages: int) -> Callable[[int, int, int], float]:
-    """Return a function that computes the clock cycles of a stage for one micro-batch.
+    def _better(
+        self, cuts: Cuts, rank: tuple[int, float], limit: float
+    ) -> tuple[tuple[int, float], Cuts] | None:
+        """Return a moved division that fits and has a smaller rank, with its rank, or None."""
+        for neighbours in (self._shifted(cuts), self._moved_apart(cuts)):
+            estimated = sorted(neighbours)
+            for begin in range(0, len(estimated), _TRIED):
+                tried = (other for _, other in estimated[begin : begin + _TRIED])
+                ranked = sorted((self._rank(other), other) for other in tried)
+                ahead = ((new, other) for new, other in ranked if new < rank)
+                found = next(((n, o) for n, o in ahead if self.costs.fits(o, limit)), None)
+                if found is not None:
+                    return found
+        return None
 
-    The arguments of the returned function are the number of the stage's first operation, the number
-    of the operation after the stage, and the stage's number. The computed clock cycles do not
-    depend on recomputation checkpoints.
-    """
-    whole = Placement((0,) * len(run.graph.operations), (0,))
-    forward, backward = operation_cycles(run.graph, whole, run.settings, run.ipu, run.model)
-    sums = [0.0, *accumulate(forward)], [0.0, *accumulate(backward)]
-    again = run.settings.recomputing(Placement(tuple(range(stages)), tuple(range(stages))))
+    def _rank(self, cuts: Cuts) -> tuple[int, float]:
+        return round(self.costs.cycles(cuts)), self.costs.inequality(cuts)
 
-    def work(begin: int, end: int, stage: int) -> float:
-        times = 2 if stage in again else 1
-        return times * (sums[0][end] - sums[0][begin]) + sums[1][end] - sums[1][begin]
+    def _shifted(self, cuts: Cuts) -> Iterator[tuple[float, Cuts]]:
+        """Yield divisions in which consecutive stages all begin earlier, or all begin later."""
+        for first, last in combinations(range(self.stages), 2):
+            for move in (*_MOVES, *(-move for move in _MOVES)):
+                moves = [move if first <= index < last else 0 for index in range(self.stages - 1)]
+                yield from self._at(cuts, moves)
 
-    return work
+    def _moved_apart(self, cuts: Cuts) -> Iterator[tuple[float, Cuts]]:
+        """Yield divisions in which two stages begin up to three places earlier or later."""
+        for first, second in combinations(range(self.stages - 1), 2):
+            for one, other in product(range(-3, 4), repeat=2):
+                moves = [0] * (self.stages - 1)
+                moves[first], moves[second] = one, other
+                yield from self._at(cuts, moves)
 
-
-def _fitting(run: Run, stages: int) -> Callable[[int, int, int], bool]:
-    """Return a function that tells whether a stage fits into the memory of its IPU.
-
-    The arguments of the returned function are the number of the stage's first operation, the number
-    of the operation after the stage, and the stage's number. The returned function uses two facts
-    to estimate the memory of fewer stages. A pipeline stage does not fit into memory if its
-    variables alone are too large. A stage that fits into memory also fits with a smaller stash of
-    activations.
-    """
-    sums = [0, *accumulate(least_bytes(run.graph, run.settings))]
-    room = (run.ipu.tiles - run.settings.io_tiles) * run.ipu.tile_bytes
-    one_each = Placement(tuple(range(stages)), tuple(range(stages)))
-    again = run.settings.recomputing(one_each)
-    depths = [stash_depth(stage, stages, run.settings) for stage in range(stages)]
-    # The known results of ``fits``, so that no memory estimate is repeated. For each stage, the
-    # dictionary contains the largest stash depth with which the stage fits into memory, and the
-    # smallest stash depth with which the stage does not fit. The stash depth is the number of
-    # micro-batches whose activations a pipeline stage keeps.
-    known: dict[tuple[int, int, bool, bool, float], tuple[int, int]] = {}
-
-    def fits(begin: int, end: int, stage: int) -> bool:
-        if sums[end] - sums[begin] > room:
-            return False
-        depth = depths[stage]
-        key = begin, end, depth > 0, stage in again, run.settings.proportion(stage)
-        fitting, failing = known.get(key, (-1, max(depths) + 1))
-        if fitting < depth < failing:
-            if _stage_fits(run, begin, end, stage, stages):
-                fitting = depth
-            else:
-                failing = depth
-            known[key] = fitting, failing
-        return depth <= fitting
-
-    return fits
-
-
-def _stage_fits(run: Run, begin: int, end: int, stage: int, stages: int) -> bool:
-    """Return whether a stage with the operations from ``begin`` to ``end`` fits into memory.
-
-    Whether the stage fits into memory does not depend on the places where the other stages begin
-    and end.
-    """
-    before = [*range(stage), begin] if stage else [0]
-    count, after = len(run.graph.operations), stages - stage - 1
-    rest = [*range(count - after + 1, count + 1)] if after else []
-    placement = _placement([*before, end, *rest])
-    return ipu_fits(run.graph, placement, run.settings, run.ipu, stage, run.estimates)
+    def _at(self, cuts: Cuts, moves: Sequence[int]) -> Iterator[tuple[float, Cuts]]:
+        """Yield the division with moved stages and its estimated time, if it may be better."""
+        at = [self._index[cut] + move for cut, move in zip(cuts[1:-1], moves, strict=True)]
+        if any(a >= b for a, b in pairwise([-1, *at, len(self.inner)])):
+            return
+        moved = (0, *(self.inner[i] for i in at), self.costs.count)
+        estimated = self.costs.estimated_cycles(moved)
+        if estimated <= _SLACK * self.costs.estimated_cycles(cuts) and self.costs.is_allowed(moved):
+            yield estimated, moved

@@ -158,9 +158,12 @@ def _changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
         yield "half partials", "partials in float16", replace(run, settings=half_sums)
     yield from _program_changes(run)
     if settings.is_pipelined and run.placement.num_stages > 1:
-        splits = best_splits(run, run.placement.num_stages, tries_all=False)
+        splits = best_splits(run, run.placement.num_ipus, tries_all=False, is_quick=True)
         if splits is not None:
-            names = [graph.operations[splits.stages.index(s)].name for s in splits.ipus[1:]]
+            names = [
+                graph.operations[splits.stages.index(stage)].name
+                for stage in range(1, splits.num_stages)
+            ]
             change = f"stages that begin at {', '.join(names)}"
             yield "splits", change, replace(run, placement=splits)
 

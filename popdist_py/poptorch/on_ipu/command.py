@@ -344,7 +344,7 @@ def _tell_answer(answer: Answer, *, as_json: bool) -> int:
         click.echo(json.dumps(answer.to_json()))
     else:
         _show(answer)
-    return _TOO_LARGE if answer.run is None else _FITS
+    return _CODES[answer.verdict]
 
 
 def _tell_pages(planned: Planned, *, as_json: bool) -> int:

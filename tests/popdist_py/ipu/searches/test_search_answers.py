@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -20,6 +21,7 @@ from tools.device.ipu_graphs import mlp, resnet, transformer
 
 BERT = transformer(4, 256, 128, 8, words=1000)
 RUN = Run(BERT, Placement.cut(BERT), Settings(accumulation=7, optimizer=ADAM), MK2)
+PLAIN = replace(RUN, graph=transformer(4, 256, 128, 8))
 RESNET = resnet([3, 4, 6, 3], 224, 20, "float16")
 TIGHT = Run(RESNET, Placement.cut(RESNET), Settings(accumulation=6, optimizer=MOMENTUM), MK2)
 WIDE = mlp([30_000, 30_000, 10], 1)
@@ -35,16 +37,30 @@ def test_batch():
 
 
 def test_splits():
-    answer = find_splits(RUN, 4)
+    answer = find_splits(PLAIN, 4)
     names = answer.to_json()["splits"]
     assert len(names) == 3
     # What is said can be asked for.
-    assert Placement.cut(BERT, names) == answer.run.placement
+    assert Placement.cut(PLAIN.graph, names) == answer.run.placement
     lines = str(answer).splitlines()
     assert lines[0] == f"The best splits over 4 IPUs: {', '.join(names)}"
-    assert [line.split()[-1] for line in lines[4:8]] == ["embedding", *names]
+    assert [line.split()[-1] for line in lines[4:8]] == ["layers.0.attention.query", *names]
     assert first_modules(BERT, Placement.cut(BERT)) == []
     assert "one IPU has room" in str(find_splits(RUN, 1))
+
+
+def test_splits_with_a_shared_weight():
+    """The head is on the first IPU again, and the pipeline of five stages needs nine."""
+    answer = find_splits(RUN, 4)
+    made = answer.to_json()
+    assert (len(made["splits"]), made["ipus"]) == (4, [0, 1, 2, 3, 0])
+    assert made["micro_batches"] == answer.run.settings.accumulation == 9
+    lines = str(answer).splitlines()
+    assert lines[0].startswith("The best splits over 4 IPUs, with 9 micro-batches: ")
+    assert lines[0].endswith("(on IPU 0 again, because it shares a weight)")
+    assert lines[4].endswith(f"embedding, {made['splits'][-1]}")
+    enough = replace(RUN, settings=replace(RUN.settings, accumulation=16))
+    assert "micro_batches" not in find_splits(enough, 4).to_json()
 
 
 def test_recomputation():

@@ -6,25 +6,21 @@ from dataclasses import replace
 from itertools import combinations, pairwise, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from popdist_py.ipu.graph import Placement
-from popdist_py.ipu.memory import memory
 from popdist_py.ipu.searches import (
     Run,
-    best_splits,
     cheapest_recomputation,
     largest_batch,
     least_slowest,
     places_to_cut,
-    splits,
     with_checkpoints,
 )
-from popdist_py.ipu.settings import ADAM, HALF_ADAM, MOMENTUM, Settings
+from popdist_py.ipu.settings import ADAM, MOMENTUM, Settings
 from popdist_py.ipu.specification import MK2
-from popdist_py.ipu.stage_cycles import stage_cycles
-from tools.device.ipu_graphs import Builder, mlp, resnet, transformer
+from tools.device.ipu_graphs import mlp, resnet, transformer
 
 FLOAT = resnet([3, 4, 23, 3], 64, 64)
 LADDER = Run(
@@ -47,58 +43,6 @@ def test_largest_batch(run):
 def test_no_batch_is_small_enough():
     graph = mlp([30_000, 30_000, 10], 1)
     assert largest_batch(Run(graph, Placement.cut(graph), Settings(), MK2)) == 0
-
-
-@settings(max_examples=15)
-@given(
-    widths=st.lists(st.integers(1, 3000), min_size=4, max_size=7),
-    stages=st.integers(1, 3),
-    tiles=st.sampled_from([8, 32, 1472]),
-)
-def test_best_splits_are_those_of_trying_everything(widths, stages, tiles):
-    graph = mlp(widths, batch=8)
-    options = Settings(accumulation=5, optimizer=ADAM)
-    run = Run(graph, Placement.cut(graph), options, replace(MK2, tiles=tiles))
-    count = len(graph.operations)
-    tried = []
-    for cuts in combinations(places_to_cut(graph), stages - 1):
-        places = [0, *cuts, count]
-        numbers = [s for s in range(stages) for _ in range(places[s + 1] - places[s])]
-        placement = Placement(tuple(numbers), tuple(range(stages)))
-        if memory(graph, placement, options, run.ipu).fits:
-            tried.append(slowest(run, placement))
-    found = best_splits(run, stages)
-    assert (found is None) == (not tried)
-    if found is not None:
-        assert memory(graph, found, options, run.ipu).fits
-        assert slowest(run, found) == pytest.approx(min(tried))
-
-
-@settings(max_examples=8, deadline=None)
-@given(
-    batch=st.integers(1, 64),
-    stages=st.integers(1, 3),
-    tiles=st.sampled_from([4, 8, 16, 1472]),
-    strategy=st.sampled_from(["grouped", "interleaved", "sharded"]),
-)
-def test_no_split_is_missed_between_any_operations(batch, stages, tiles, strategy):
-    """Where several tensors cross too: a later start may need more, as more comes in."""
-    graph = transformer(1, 64, 16, batch)
-    options = Settings(accumulation=5, optimizer=ADAM, strategy=strategy)
-    run = Run(graph, Placement.cut(graph), options, replace(MK2, tiles=tiles))
-    count = len(graph.operations)
-    tried = []
-    for cuts in combinations(range(1, count), stages - 1):
-        places = [0, *cuts, count]
-        numbers = [s for s in range(stages) for _ in range(places[s + 1] - places[s])]
-        placement = Placement(tuple(numbers), tuple(range(stages)))
-        if memory(graph, placement, options, run.ipu).fits:
-            tried.append(slowest(run, placement))
-    found = best_splits(run, stages, range(1, count))
-    assert (found is None) == (not tried)
-    if found is not None:
-        assert memory(graph, found, options, run.ipu).fits
-        assert slowest(run, found) == pytest.approx(min(tried))
 
 
 @given(
@@ -129,46 +73,6 @@ def test_cuts_are_the_best_of_all_whatever_fits(costs, stages, random):
         assert max(slowest_of) == min(tried)
 
 
-def test_a_longer_stage_may_need_less():
-    """So that places are tried one by one: in front of a large tensor less has to be kept."""
-    build = Builder(64, "float16")
-    x = build.input("input", 64)
-    x = build.linear("narrow", x, 1, (64, 64))
-    x = build.linear("widen", x, 1, (64, 40_000))
-    x = build.linear("narrow again", x, 1, (40_000, 64))
-    x = build.linear("tail", x, 1, (64, 64))
-    graph = build.graph([build.add("loss", "loss", [x], 1)])
-    options = Settings(accumulation=9, recompute="stage")
-
-    def middle(begin):
-        run = Run(graph, Placement.cut(graph, [begin, "tail"]), options, MK2)
-        report = memory(graph, run.placement, options, MK2)
-        return report.ipus[1].by_category()["stash"]
-
-    assert middle("widen") < middle("narrow again")
-
-
-def slowest(run, placement):
-    again = run.settings.recomputing(placement)
-    stages = [
-        stage_cycles(run.graph, placement, run.settings, run.ipu, stage)
-        for stage in range(placement.num_stages)
-    ]
-    # A stage that recomputes is taken to do all of its forward again.
-    return max(s.forward * (2 if i in again else 1) + s.backward for i, s in enumerate(stages))
-
-
-def test_splits_of_the_ladder_are_at_least_as_good_as_those_of_the_tutorial():
-    half = replace(
-        LADDER,
-        graph=FLOAT.cast(data="float16", weights="float16"),
-        settings=Settings(accumulation=8, optimizer=HALF_ADAM),
-    )
-    found = best_splits(half, 2)
-    assert replace(half, placement=found).cycles <= half.cycles
-    assert best_splits(half, 400) is None
-
-
 def test_cheapest_recomputation_that_fits():
     assert not ONE_IPU.fits
     found = cheapest_recomputation(ONE_IPU)
@@ -196,34 +100,3 @@ def test_places_to_cut_a_transformer():
 
 def graph_index(graph, name):
     return [o.name for o in graph.operations].index(name)
-
-
-def test_many_places_are_not_all_tried(monkeypatch):
-    """A report of what does not fit asks for splits: it may not take minutes."""
-    graph = with_checkpoints(mlp([64] * 101, batch=256), range(1, 200, 50))
-    options = Settings(accumulation=16, optimizer=ADAM)
-    tiny = replace(MK2, tiles=6)
-    run = Run(graph, Placement.cut(graph), options, tiny)
-    asked = []
-    real = splits.ipu_fits
-    monkeypatch.setattr(splits, "ipu_fits", lambda *a: asked.append(a[4]) or real(*a))
-    assert len(places_to_cut(graph)) > 3 * 64
-    found = best_splits(run, 8)
-    assert memory(graph, found, options, tiny).fits
-    assert 0 < len(asked) < 1000  # of all places it is 5,000
-    count = len(graph.operations)
-    even = Placement(tuple(i * 8 // count for i in range(count)), tuple(range(8)))
-    assert slowest(run, found) < 1.1 * slowest(run, even)
-
-
-def test_all_places_are_tried_where_some_do_not_fit(monkeypatch):
-    monkeypatch.setattr(splits, "_MANY_PLACES", 1)
-    graph = mlp([64, 2048, 2048, 2048, 64, 64, 64, 64], batch=8)
-    options = Settings(accumulation=5, optimizer=ADAM)
-    for tiles in range(100, 400, 10):
-        run = Run(graph, Placement.cut(graph), options, replace(MK2, tiles=tiles))
-        quick, found = best_splits(run, 2, tries_all=False), best_splits(run, 2)
-        assert found is not None or quick is None
-        if found is not None and quick is None:
-            return
-    raise AssertionError("no device on which it matters")

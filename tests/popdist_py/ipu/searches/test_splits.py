@@ -1,0 +1,195 @@
+"""The search for the best division of a model, compared with trying every division."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.device_graphs import graphs
+
+from popdist_py.ipu.graph import Graph, Placement
+from popdist_py.ipu.memory import memory
+from popdist_py.ipu.schedule import least_accumulation
+from popdist_py.ipu.searches import Run, best_splits, splits
+from popdist_py.ipu.settings import ADAM, HALF_ADAM, Location, Settings
+from popdist_py.ipu.specification import MK2
+from tools.device.ipu_graphs import Builder, mlp, resnet
+from tools.device.ipu_published import PUBLISHED
+
+OPTIONS = st.builds(
+    Settings,
+    accumulation=st.sampled_from([5, 9, 40]),
+    optimizer=st.just(ADAM),
+    strategy=st.sampled_from(["grouped", "grouped", "interleaved", "sharded", "sequential"]),
+    recompute=st.sampled_from(["default", "none", "stage"]),
+    recomputes_last=st.booleans(),
+    activation_location=st.sampled_from([Location(), Location(on_chip=False)]),
+    optimizer_location=st.sampled_from([Location(), Location(on_chip=False)]),
+    memory_proportion=st.sampled_from([0.6, (0.2, 0.6, 0.4)]),
+)
+INFERENCE = st.builds(Settings, is_training=st.just(False), device_iterations=st.integers(4, 9))
+
+
+def divisions(graph: Graph, ipus: int, options: Settings) -> Iterator[Placement]:
+    """Yield every placement on a number of IPUs in which no two IPUs share a weight."""
+    count = len(graph.operations)
+    lists = [tuple(range(ipus))]
+    window = options.accumulation if options.is_training else options.device_iterations
+    least = least_accumulation(ipus + 1, is_training=options.is_training)
+    if window >= least or not options.is_pipelined:
+        lists += [(*range(ipus), ipu) for ipu in range(ipus - 1)]
+    for numbers in lists:
+        for inner in combinations(range(1, count), len(numbers) - 1):
+            stages = tuple(sum(cut <= index for cut in inner) for index in range(count))
+            if is_allowed(graph, placement := Placement(stages, numbers)):
+                yield placement
+
+
+def is_allowed(graph: Graph, placement: Placement) -> bool:
+    """Return whether one IPU has each weight, and no other IPU than that of one has two stages."""
+    where: dict[str, set[int]] = {}
+    for operation, stage in zip(graph.operations, placement.stages, strict=True):
+        for name in operation.weights:
+            where.setdefault(name, set()).add(stage)
+    ipus = placement.ipus
+    same = {ipus.index(ipus[-1]), len(ipus) - 1}
+    return all(len({ipus[stage] for stage in stages}) == 1 for stages in where.values()) and (
+        len(same) == 1 or same in where.values()
+    )
+
+
+def alone(run: Run) -> Run:
+    """The run with a placement that says nothing about the division that is searched."""
+    return replace(run, placement=Placement((0,) * len(run.graph.operations), (0,)))
+
+
+@settings(max_examples=60)
+@given(
+    graph=graphs(),
+    options=st.one_of(OPTIONS, INFERENCE),
+    ipus=st.integers(1, 4),
+    tiles=st.sampled_from([16, 64, 256, 1472]),
+)
+def test_best_splits_are_the_best_of_all(graph, options, ipus, tiles):
+    run = Run(graph, Placement.cut(graph), options, replace(MK2, tiles=tiles))
+    found = best_splits(run, ipus)
+    tried = [replace(run, placement=each) for each in divisions(graph, ipus, options)]
+    verdicts = [each.fullest.verdict for each in tried]
+    verdict = next((word for word in ("fits", "close") if word in verdicts), None)
+    if verdict is None:
+        assert found is None
+    else:
+        made = replace(run, placement=found)
+        assert made.fullest.verdict == verdict
+        assert is_allowed(graph, found)
+        alike = zip(tried, verdicts, strict=True)
+        assert made.cycles == min(each.cycles for each, word in alike if word == verdict)
+
+
+@settings(max_examples=40)
+@given(
+    graph=graphs(),
+    options=st.one_of(OPTIONS, INFERENCE),
+    ipus=st.integers(2, 4),
+    tiles=st.sampled_from([16, 64, 256, 1472]),
+)
+def test_moving_stages_is_nearly_as_good_as_trying_everything(graph, options, ipus, tiles):
+    run = Run(graph, Placement.cut(graph), options, replace(MK2, tiles=tiles))
+    best = best_splits(run, ipus)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(splits, "_FEW_DIVISIONS", -1)
+        found = best_splits(run, ipus)
+    assert (found is None) == (best is None)
+    if found is not None:
+        assert is_allowed(graph, found)
+        assert replace(run, placement=found).fits == replace(run, placement=best).fits
+        ratio = replace(run, placement=found).cycles / replace(run, placement=best).cycles
+        assert 1 <= ratio < 1.02
+
+
+SPLIT = [each for each in PUBLISHED if each.cut]
+# These runs are enough to see a failure in seconds.
+QUICK = [each for each in SPLIT if re.search(r"U-Net|SQuAD|B0|ViT|small.*two|batch 32", each.name)]
+
+
+def check(published):
+    run = published.run
+    found = best_splits(alone(run), run.placement.num_ipus)
+    if run.fits:
+        assert found is not None
+        assert replace(run, placement=found).fits
+        assert replace(run, placement=found).cycles <= run.cycles
+
+
+@pytest.mark.parametrize("published", QUICK, ids=lambda published: published.name)
+def test_splits_are_at_least_as_good_as_those_that_were_published(published):
+    check(published)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("published", [e for e in SPLIT if e not in QUICK], ids=lambda p: p.name)
+def test_splits_are_at_least_as_good_as_all_that_were_published(published):
+    check(published)
+
+
+def test_the_splits_of_a_large_transformer_are_found_in_time():
+    (published,) = [e for e in PUBLISHED if e.name == "BERT-large, 128 tokens, batch 8, eight IPUs"]
+    begin = time.process_time()
+    found = best_splits(alone(published.run), 8)
+    assert time.process_time() - begin < 10
+    assert found.ipus == (0, 1, 2, 3, 4, 5, 6, 7, 0)
+
+
+def test_a_run_keeps_its_own_splits_if_the_search_finds_none_better(monkeypatch):
+    (published,) = [e for e in PUBLISHED if e.name == "ViT-base, batch 17, four IPUs"]
+    monkeypatch.setattr(splits, "_UPDATES", ())
+    found = best_splits(published.run, 4, tries_all=False, is_quick=True)
+    assert found == published.run.placement
+
+
+def test_splits_of_the_ladder_are_at_least_as_good_as_those_of_the_tutorial():
+    graph = resnet([3, 4, 23, 3], 64, 64, "float16")
+    options = Settings(accumulation=8, optimizer=HALF_ADAM)
+    run = Run(graph, Placement.cut(graph, ["layer3.8"]), options, MK2)
+    found = best_splits(alone(run), 2)
+    assert replace(run, placement=found).cycles <= run.cycles
+    assert best_splits(run, 400) is None
+
+
+def test_a_longer_stage_may_need_less():
+    """So that places are tried one by one: in front of a large tensor less has to be kept."""
+    build = Builder(64, "float16")
+    x = build.input("input", 64)
+    x = build.linear("narrow", x, 1, (64, 64))
+    x = build.linear("widen", x, 1, (64, 40_000))
+    x = build.linear("narrow again", x, 1, (40_000, 64))
+    x = build.linear("tail", x, 1, (64, 64))
+    graph = build.graph([build.add("loss", "loss", [x], 1)])
+    options = Settings(accumulation=9, recompute="stage")
+
+    def middle(begin):
+        run = Run(graph, Placement.cut(graph, [begin, "tail"]), options, MK2)
+        report = memory(graph, run.placement, options, MK2)
+        return report.ipus[1].by_category()["stash"]
+
+    assert middle("widen") < middle("narrow again")
+
+
+def test_all_places_are_tried_where_some_do_not_fit(monkeypatch):
+    monkeypatch.setattr(splits, "_FEW_DIVISIONS", 0)
+    monkeypatch.setattr(splits, "_MANY_PLACES", 1)
+    graph = mlp([64, 2048, 2048, 2048, 64, 64, 64, 64], batch=8)
+    options = Settings(accumulation=5, optimizer=ADAM)
+    for tiles in range(100, 400, 10):
+        run = Run(graph, Placement.cut(graph), options, replace(MK2, tiles=tiles))
+        quick, found = best_splits(run, 2, tries_all=False), best_splits(run, 2)
+        assert found is not None or quick is None
+        if found is not None and quick is None:
+            return
+    raise AssertionError("no device on which it matters")
