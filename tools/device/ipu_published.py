@@ -25,7 +25,8 @@ from popdist_py.ipu.settings import (
     Optimizer,
     Settings,
 )
-from popdist_py.ipu.specification import BOW, IPU, MK1, MK2
+from popdist_py.ipu.specification import IPU, MK1, MK2
+from tools.device.conformer import conformer
 from tools.device.ipu_graphs import mlp, resnet
 from tools.device.ipu_models import (
     Transformer,
@@ -37,6 +38,7 @@ from tools.device.ipu_models import (
     vgg_16,
     vit,
 )
+from tools.device.tutorial_models import data_loading_model, mnist_model
 
 Certainty: TypeAlias = Literal["published", "from memory", "inferred"]
 
@@ -95,49 +97,6 @@ class Published:
         if self.ipus:
             placement = replace(placement, ipus=self.ipus)
         return Run(graph, placement, self.settings, self.ipu)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Throughput:
-    """What a whole system trained in a second, as Graphcore published it.
-
-    Attributes:
-        name: of the run in ``PUBLISHED``.
-        ipu: what it ran on.
-        replicas: over the whole system.
-        global_batch: samples of an update.
-        samples: a second, over the whole system.
-    """
-
-    name: str
-    ipu: IPU
-    replicas: int
-    global_batch: int
-    samples: int
-
-    @property
-    def published(self) -> Published:
-        """The run in ``PUBLISHED``."""
-        (found,) = (published for published in PUBLISHED if published.name == self.name)
-        return found
-
-    @property
-    def is_evidence(self) -> bool:
-        """Whether the device model may be judged by it: not if batch or splits are recalled."""
-        return self.published.is_evidence
-
-    @property
-    def run(self) -> Run:
-        """What the model of the device is asked about; host and compilation are left out."""
-        run = self.published.run
-        micro_batches = self.global_batch // (self.replicas * run.graph.batch)
-        settings = replace(
-            run.settings,
-            replicas=self.replicas,
-            accumulation=micro_batches,
-            device_iterations=1000,
-        )
-        return replace(run, settings=settings, ipu=self.ipu)
 
 
 _CNN: Final = "Graphcore examples, vision/cnns"
@@ -722,28 +681,44 @@ OTHERS: Final = (
         graph=partial(vit, 12, 768, 8, "float32"),
         settings=Settings(accumulation=16, optimizer=ADAM),
     ),
+    Published(
+        # AISHELL-1's longest utterances have about 1,500 frames.
+        name="Conformer, 1500 frames, batch 4, two IPUs",
+        source="Graphcore examples, speech/conformer",
+        certainty="inferred",
+        ran=True,
+        graph=partial(conformer, 1500, 4),
+        cut=("encoder.5",),
+        keeps=r"encoder\.\d+\.norm|decoder\.\d+\.feed\.add",
+        settings=Settings(
+            accumulation=16,
+            optimizer=HALF_ADAM,
+            partials="float16",
+            replicas=2,
+            recomputes_last=True,
+            memory_proportion=0.2,
+        ),
+    ),
 )
 
-PUBLISHED: Final = (*CNNS, *BERTS, *OTHERS)
-
-
-def _throughput(name: str, ipu: IPU, replicas: int, global_batch: int, samples: int) -> Throughput:
-    return Throughput(
-        name=name, ipu=ipu, replicas=replicas, global_batch=global_batch, samples=samples
-    )
-
-
-_RESNET: Final = "ResNet-50, half, batch 20, recomputation"
-_B4: Final = "EfficientNet-B4 G16, half, group norm, batch 6, four IPUs"
-THROUGHPUTS: Final = (
-    _throughput(_RESNET, MK2, 16, 1920, 30_000),
-    _throughput(_RESNET, BOW, 16, 1920, 42_029),
-    _throughput(_RESNET, BOW, 64, 2560, 145_287),
-    _throughput(_B4, BOW, 4, 6144, 8_936),
-    _throughput(_B4, BOW, 16, 6144, 34_943),
-    _throughput("BERT-large, 128 tokens, batch 8", BOW, 4, 65_536, 5_179),
-    _throughput("BERT-large, 128 tokens, batch 8", BOW, 16, 65_536, 19_353),
-    _throughput("BERT-large, 384 tokens, batch 3", BOW, 4, 16_384, 1_470),
-    _throughput("BERT-base, 128 tokens, batch 32", BOW, 4, 65_536, 16_391),
-    _throughput("BERT-base, 512 tokens, batch 8", BOW, 4, 16_384, 3_656),
+TUTORIALS: Final = (
+    Published(
+        name="Classifier of 128 x 128 images, float, batch 16",
+        source="Graphcore's tutorial on data loading",
+        certainty="published",
+        ran=True,
+        graph=partial(data_loading_model, 16),
+        settings=Settings(device_iterations=50, optimizer=MOMENTUM),
+    ),
+    Published(
+        name="MNIST, float, batch 40, four IPUs",
+        source="Graphcore's tutorial on pipelining",
+        certainty="published",
+        ran=True,
+        graph=partial(mnist_model, 40),
+        cut=("layer2", "layer3", "layer4"),
+        settings=Settings(accumulation=10, device_iterations=10, optimizer=ADAM, output_mode="all"),
+    ),
 )
+
+PUBLISHED: Final = (*CNNS, *BERTS, *OTHERS, *TUTORIALS)

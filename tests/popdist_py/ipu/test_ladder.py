@@ -112,6 +112,6 @@ def test_cycles_are_close_to_those_of_hardware():
     theirs = [row[3] for row in RUNS]
     ours = [cycles(*run(*row[:3]), MK2).total for row in RUNS]
     for their, our in zip(theirs, ours, strict=True):
-        assert our / their == pytest.approx(1, abs=0.05)
+        assert our / their == pytest.approx(1, abs=0.02)
     for (t1, o1), (t2, o2) in combinations(zip(theirs, ours, strict=True), 2):
         assert (o2 / o1) / (t2 / t1) == pytest.approx(1, abs=0.03)

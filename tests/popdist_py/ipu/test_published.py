@@ -17,9 +17,11 @@ from popdist_py.ipu.memory import memory
 from popdist_py.ipu.settings import MOMENTUM
 from popdist_py.ipu.specification import BOW, MK1, MK2
 from popdist_py.ipu.transfers import host_traffic
+from tools.device.conformer import conformer
 from tools.device.ipu_graphs import resnet, with_8_bit_input
 from tools.device.ipu_models import Transformer, bert, efficientnet, gpt, unet, vgg_16, vit
-from tools.device.ipu_published import PUBLISHED, THROUGHPUTS
+from tools.device.ipu_published import PUBLISHED
+from tools.device.ipu_throughputs import THROUGHPUTS, mean_ratio
 
 # The device model is judged by these alone.
 EVIDENCE = [published for published in PUBLISHED if published.is_evidence]
@@ -54,6 +56,12 @@ def test_models_have_their_published_parameters(graph, parameters):
     assert sum(weight.elements for weight in graph.weights if weight.is_trained) == parameters
 
 
+def test_the_conformer_has_its_published_size():
+    """WeNet and ESPnet give 46.2 million parameters for AISHELL-1."""
+    weights = conformer(1500, 1).weights
+    assert sum(weight.elements for weight in weights) == pytest.approx(46.2e6, rel=0.002)
+
+
 def test_each_run_has_its_own_name():
     assert len(RUNS) == len(PUBLISHED)
 
@@ -76,29 +84,74 @@ def test_fits_if_it_ran(published):
 
 
 @pytest.mark.parametrize(
-    "known", MEASURED, ids=lambda k: f"{k.name}, {k.ipu.name}, {k.replicas} replicas"
+    "known", MEASURED, ids=lambda k: f"{k.title}, {k.ipu.name}, {k.replicas} replicas"
 )
 def test_throughput_is_near_the_published_one(known):
     assert known_throughput(known) == pytest.approx(known.samples, rel=0.25)
 
 
 def test_systems_rank_as_published():
-    """Every pair of which one is 10 % faster for each IPU."""
-    ours = [known_throughput(k) / ipus(k) for k in MEASURED]
-    theirs = [k.samples / ipus(k) for k in MEASURED]
+    """Every pair of which one is 20 % faster for each IPU."""
+    ours = [known_throughput(k) / k.num_ipus for k in MEASURED]
+    theirs = [k.samples / k.num_ipus for k in MEASURED]
     order = sorted(range(len(theirs)), key=lambda index: theirs[index])
     for slower, faster in pairwise(order):
-        if theirs[faster] > 1.1 * theirs[slower]:
+        if theirs[faster] > 1.2 * theirs[slower]:
             assert ours[faster] > ours[slower], (MEASURED[slower], MEASURED[faster])
 
 
-def ipus(known):
-    return known.replicas * known.run.placement.num_ipus
+def test_ratios_to_published_throughputs_are_near_one():
+    """The rows that judge are held to the same limits as those that fixed constants."""
+    ours = [known_throughput(known) for known in THROUGHPUTS]
+    ratios = {k.title: own / k.samples for k, own in zip(THROUGHPUTS, ours, strict=True)}
+    assert all(0.75 <= ratio <= 1.35 for ratio in ratios.values()), ratios
+    for role in ("calibrates", "judges"):
+        assert mean_ratio(ours, THROUGHPUTS, role) == pytest.approx(1, abs=0.1)
+
+
+def test_throughputs_per_ipu_are_ordered_as_published():
+    """Spearman's correlation over the rows that judge."""
+    judges = [known for known in THROUGHPUTS if known.role == "judges"]
+    ours = ranks([known_throughput(known) / known.num_ipus for known in judges])
+    theirs = ranks([known.samples / known.num_ipus for known in judges])
+    count = len(judges)
+    apart = sum((one - other) ** 2 for one, other in zip(ours, theirs, strict=True))
+    assert 1 - 6 * apart / (count**3 - count) > 0.98
+
+
+def ranks(values):
+    return [sorted(values).index(value) for value in values]
+
+
+def test_few_rows_calibrate():
+    calibrating = [known for known in THROUGHPUTS if known.role == "calibrates"]
+    assert len(calibrating) <= 5
+    assert len(THROUGHPUTS) >= 5 * len(calibrating)
+    # A constant that is fitted to a recalled row would hide errors of the memory.
+    assert all(known.is_evidence for known in calibrating)
+
+
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [
+        ("ResNet-50, half, batch 20, recomputation", (3.3, 3.6)),
+        ("EfficientNet-B4 G16, half, group norm, batch 6, four IPUs", (3.7, 3.95)),
+    ],
+)
+def test_systems_of_64_ipus_scale_as_published(name, limits):
+    """Published: ResNet-50 3.46 times as fast as 16 IPUs, EfficientNet-B4 3.91 times."""
+    small, large = (
+        known_throughput(k)
+        for ipus in (16, 64)
+        for k in THROUGHPUTS
+        if k.name == name and k.ipu is BOW and k.num_ipus == ipus
+    )
+    assert limits[0] < large / small < limits[1]
 
 
 @functools.cache
 def known_throughput(known):
-    return throughput(known.run)
+    return known.estimate
 
 
 def throughput(run):
