@@ -12,12 +12,15 @@ import json
 import math
 import os
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from popdist_py.collectives.between_hosts.mesh import ConnectionLostError
+from popdist_py.html_pages.page import Chart
+from popdist_py.ipu.page.saved_reports import comparison_section, read_saved_reports
 from popdist_py.peers import greeting
 from popdist_py.peers.gate import Gate
 from popdist_py.pods.model.json_values import decode, encode, to_json
@@ -315,6 +318,34 @@ def _lease_seeds() -> list[bytes]:
     ]
 
 
+def saved_reports(data: bytes) -> None:
+    """A saved report about a model on IPUs is compared, or refused in one line."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        try:
+            found = read_saved_reports(Path(file.name))
+        except ValueError as error:
+            is_short_line(error)
+            return
+    for part in comparison_section(found, found).parts:
+        if isinstance(part, Chart):
+            json.dumps(part.figure, allow_nan=False)
+
+
+def _report_seeds() -> list[bytes]:
+    ipu = {
+        **{"ipu": 0, "needed": 9, "capacity": 20, "fullest_tile": 5, "fullest_io_tile": 0},
+        "by_category": {"weights": 9},
+    }
+    memory = {"device": "mk2", "tile_bytes": 10, "fits": True, "ipus": [ipu]}
+    execution = {
+        **{"samples_per_second": 1.5, "cycles": 7, "seconds": 0.5, "samples": 3},
+        "ipus": [{"ipu": 0, "busy": 0.5}],
+    }
+    return [json.dumps({"memory": memory, "execution": execution}).encode()]
+
+
 TARGETS: Final = {
     "control_frames": Target(control_frames, _control_seeds),
     "gate": Target(gate, lambda: [os.urandom(0), bytes(16), bytes(16 + 32 + CLAIM_BYTES)]),
@@ -326,4 +357,5 @@ TARGETS: Final = {
     "plans": Target(plans, _plan_seeds),
     "machines": Target(machines, _machine_seeds),
     "leases": Target(leases, _lease_seeds),
+    "saved_reports": Target(saved_reports, _report_seeds),
 }

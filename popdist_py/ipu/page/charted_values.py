@@ -12,6 +12,7 @@ from popdist_py.ipu.memory_contents import Contribution
 __all__ = [
     "ACTIVITY_STYLES",
     "category_style",
+    "duration",
     "megabytes",
     "module_of",
     "not_shown",
@@ -55,6 +56,11 @@ def category_style(category: str) -> tuple[str, bool]:
 def megabytes(size: float) -> str:
     """Return an amount of memory in MB of a million bytes, without the unit: ``1,234.5``."""
     return "<0.1" if 0 < size < 50_000 else f"{size / 1e6:,.1f}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in milliseconds; from ten seconds on, in seconds: ``1,133.1 s``."""
+    return f"{seconds:,.1f} s" if seconds >= 10 else f"{seconds * 1e3:,.1f} ms"
 
 
 def percent(share: float) -> str:

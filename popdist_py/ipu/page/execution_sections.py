@@ -51,6 +51,7 @@ _TITLES: Final = {
 def operations_section(run: Run) -> Section:
     """Return the section with the cycles, flops and memory of each operation, largest first."""
     graph, placement = run.graph, run.placement
+    is_training = run.settings.is_training
     passes = operation_cycles(graph, placement, run.settings, run.ipu, run.model)
     found = sorted(
         zip(graph.operations, placement.stages, *passes, strict=True),
@@ -59,7 +60,7 @@ def operations_section(run: Run) -> Section:
     total = sum(map(sum, passes)) or 1.0
     longest = max((row[2] + row[3] for row in found), default=0.0) or 1.0
     peak = run.ipu.product_rate("float16", "float16")
-    rows = []
+    rows: list[tuple[str | Cell, ...]] = []
     for operation, stage, forward, backward in found[:_MOST_OPERATIONS]:
         flops = operation.product.flops * graph.batch if operation.product else 0
         weights = sum(graph.weight_of[name].bytes for name in operation.weights)
@@ -69,7 +70,7 @@ def operations_section(run: Run) -> Section:
                 operation.kind,
                 str(placement.ipus[stage]),
                 f"{forward:,.0f}",
-                f"{backward:,.0f}",
+                *([f"{backward:,.0f}"] if is_training else []),
                 Cell(percent((forward + backward) / total), share=(forward + backward) / longest),
                 f"{flops / 1e9:,.2f}" if flops else "-",
                 percent(flops / forward / peak) if flops and forward else "-",
@@ -78,14 +79,16 @@ def operations_section(run: Run) -> Section:
             )
         )
     columns = (
-        *("operation", "kind", "IPU", "forward cycles", "backward cycles", "of all cycles"),
+        *("operation", "kind", "IPU", "forward cycles"),
+        *(["backward cycles"] if is_training else []),
+        "of all cycles",
         *("forward GFLOP", "of the fp16 peak", "weights MB", "output MB"),
     )
+    what = "Cycles, flops and output are those of one micro-batch."
+    if is_training:
+        what += " Recomputation and the weight update are not included."
     parts: list[Part] = [
-        Sentence(
-            "Cycles, flops and output are those of one micro-batch. Recomputation and the weight "
-            "update are not included. Click the title of a column to sort by it."
-        ),
+        Sentence(f"{what} Click the title of a column to sort by it."),
         Table("Operations", columns, rows, is_sortable=True),
     ]
     left_out = [forward + backward for _, _, forward, backward in found[_MOST_OPERATIONS:]]
@@ -103,7 +106,7 @@ def execution_section(run: Run, execution: ExecutionPage) -> Section:
         "Execution Trace",
         (
             *_times(execution),
-            *_window(run),
+            *_window(run, execution.report.window),
             Details("First steps of the schedule", (Code(_first_steps(execution)),)),
             _traffic(execution),
         ),
@@ -137,6 +140,12 @@ def time_by_kind(execution: ExecutionPage) -> list[dict[str, float]]:
     return [dict(own) for own in sums]
 
 
+def _imbalance(execution: ExecutionPage) -> str:
+    if len(execution.report.stages) == 1:
+        return ""
+    return f" The slowest stage takes {execution.imbalance:.2f} times the mean of all stages."
+
+
 def _times(execution: ExecutionPage) -> Iterator[Part]:
     times = time_by_kind(execution)
     total = execution.report.total or 1
@@ -145,8 +154,7 @@ def _times(execution: ExecutionPage) -> Iterator[Part]:
     chart = bars(
         "Time of each IPU in a call",
         f"IPU {busiest.ipu} computes {percent(busiest.busy)} of a call of "
-        f"{execution.report.total:,} cycles. The slowest stage takes {execution.imbalance:.2f} "
-        "times the mean of all stages.",
+        f"{execution.report.total:,} cycles.{_imbalance(execution)}",
         [f"IPU {own.ipu}" for own in execution.ipus],
         [
             Bars(_TITLES[name], [own.get(name, 0) / total * 100 for own in times],
@@ -167,7 +175,6 @@ class _Excerpt:
     """The activities of a window, of which only the first micro-batches may be computed."""
 
     pieces: Sequence[Piece]
-    cycles: int
     micro_batches: int
 
 
@@ -180,7 +187,7 @@ def _excerpt(run: Run) -> _Excerpt:
     count = min(settings.micro_batches, max(least + 2, _MOST_MICRO_BATCHES))
     settings = _with_micro_batches(settings, count)
     _, window = cycles_and_window(run.graph, run.placement, settings, run.ipu, run.model)
-    return _Excerpt(window.pieces(), window.cycles, count)
+    return _Excerpt(window.pieces(), count)
 
 
 def _with_micro_batches(settings: Settings, count: int) -> Settings:
@@ -189,7 +196,7 @@ def _with_micro_batches(settings: Settings, count: int) -> Settings:
     return replace(settings, device_iterations=count, output_return_period=1)
 
 
-def _window(run: Run) -> Iterator[Part]:
+def _window(run: Run, cycles: int) -> Iterator[Part]:
     excerpt = _excerpt(run)
     number = run.placement.num_ipus
     rows = [f"IPU {ipu}" for ipu in range(min(number, _MOST_LANES))]
@@ -204,8 +211,10 @@ def _window(run: Run) -> Iterator[Part]:
             begin, length = piece.begin / 1e6, (piece.end - piece.begin) / 1e6
             spans[piece.name].append(Span(rows[piece.ipu], begin, length, ", ".join(text)))
     own = run.settings.one_window.micro_batches
-    what = "From one weight update to the next" if run.settings.is_training else "One call"
-    summary = f"{what}: {excerpt.cycles:,} cycles. Gaps are waiting, copies and synchronisation."
+    what = "All micro-batches of a call"
+    if run.settings.is_training:
+        what = "From one weight update to the next"
+    summary = f"{what}: {cycles:,} cycles. Gaps are waiting, copies and synchronisation."
     if excerpt.micro_batches < own:
         summary += (
             f" Drawn with {excerpt.micro_batches} of {own:,} micro-batches; the others repeat the "

@@ -57,11 +57,13 @@ def _chart(run: Run, own: IpuMemory, curve: Sequence[LiveBytes]) -> Chart:
             for name in names
         ),
     ]
+    order = "The forward pass comes first, then the backward pass and the weight update."
     summary = (
         f"{megabytes(own.always_live)} MB are always live. At most {megabytes(own.not_always_live)}"
-        f" MB are not always live, at {own.peak_at}. The forward pass comes first, then the "
-        "backward pass and the weight update."
+        f" MB are not always live, at {own.peak_at}."
     )
+    if run.settings.is_training:
+        summary += f" {order}"
     return areas(
         f"Memory of IPU {own.ipu} over time",
         summary,

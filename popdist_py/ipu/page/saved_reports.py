@@ -12,9 +12,12 @@ from popdist_py.html_pages.charts import Bars, Mark, bars
 from popdist_py.html_pages.page import Cell, Part, Section, Sentence, Table
 from popdist_py.ipu.page.charted_values import category_style, percent
 
-__all__ = ["SavedReports", "comparison_section", "read_saved_reports", "saved_reports"]
+__all__ = ["SavedIpu", "SavedReports", "comparison_section", "read_saved_reports", "saved_reports"]
 
 _MOST_BYTES: Final = 64 << 20
+_PART_BYTES: Final = 1 << 20
+# Larger numbers are not figures of a model, and their quotients might not be finite.
+_MOST: Final = 1e18
 _MOST_IPUS: Final = 64
 _NOT_A_REPORT: Final = "it is not a report that --json has written"
 # A row of the comparison: a quantity, its value in both reports, and the difference.
@@ -74,15 +77,31 @@ def read_saved_reports(path: Path) -> SavedReports:
         OSError: The file cannot be read.
         ValueError: The file contains something else. The message is one short line.
     """
+    text = bytearray()
     with path.open("rb") as file:
-        text = file.read(_MOST_BYTES + 1)
-    if len(text) > _MOST_BYTES:
-        raise ValueError(_NOT_A_REPORT)
+        # A pipe may be endless, so the file is read in parts.
+        while part := file.read(_PART_BYTES):
+            text += part
+            if len(text) > _MOST_BYTES:
+                raise ValueError(_NOT_A_REPORT)
     try:
         document = json.loads(text.decode())
     except (ValueError, RecursionError):
         raise ValueError(f"{_NOT_A_REPORT}: its text is not JSON") from None
     return saved_reports(document, path.name)
+
+
+def _count(value: Any) -> int:
+    """Return a JSON value as an integer from 0 on that charts can draw; else raise ValueError."""
+    return int(_amount(value))
+
+
+def _amount(value: Any) -> float:
+    """Return a JSON value as a number from 0 on that charts can draw; else raise ValueError."""
+    number = float(value)
+    if not 0 <= number <= _MOST:
+        raise ValueError
+    return number
 
 
 def saved_reports(document: Any, name: str) -> SavedReports:
@@ -93,7 +112,7 @@ def saved_reports(document: Any, name: str) -> SavedReports:
     """
     try:
         memory, execution = document["memory"], document["execution"]
-        busy = {int(own["ipu"]): float(own["busy"]) for own in execution["ipus"]}
+        busy = {_count(own["ipu"]): _amount(own["busy"]) for own in execution["ipus"]}
         verdict = document.get("verdict")
         if verdict is None:
             verdict = "fits" if memory["fits"] else "does not fit"
@@ -101,23 +120,23 @@ def saved_reports(document: Any, name: str) -> SavedReports:
         found = SavedReports(
             name=str(document.get("model", name)),
             device=str(memory["device"]),
-            tile_bytes=int(memory["tile_bytes"]),
+            tile_bytes=_count(memory["tile_bytes"]),
             verdict=str(verdict),
             ipus=tuple(
                 SavedIpu(
-                    ipu=int(own["ipu"]),
-                    needed=int(own["needed"]),
-                    capacity=int(own["capacity"]),
-                    fullest_tile=max(int(own["fullest_tile"]), int(own["fullest_io_tile"])),
-                    by_category={str(k): int(v) for k, v in own["by_category"].items()},
-                    busy=busy[int(own["ipu"])],
+                    ipu=_count(own["ipu"]),
+                    needed=_count(own["needed"]),
+                    capacity=_count(own["capacity"]),
+                    fullest_tile=max(_count(own["fullest_tile"]), _count(own["fullest_io_tile"])),
+                    by_category={str(k): _count(v) for k, v in own["by_category"].items()},
+                    busy=busy[_count(own["ipu"])],
                 )
                 for own in memory["ipus"]
             ),
-            throughput=float(execution["samples_per_second"]),
-            cycles=int(execution["cycles"]),
-            seconds=float(execution["seconds"]),
-            samples=int(execution["samples"]),
+            throughput=_amount(execution["samples_per_second"]),
+            cycles=_count(execution["cycles"]),
+            seconds=_amount(execution["seconds"]),
+            samples=_count(execution["samples"]),
             options={str(key): str(value) for key, value in options.items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):

@@ -19,10 +19,10 @@ from popdist_py.html_pages.page import (
 )
 from popdist_py.ipu.graph import Graph
 from popdist_py.ipu.memory_contents import UNCERTAINTY, IpuMemory, Verdict
-from popdist_py.ipu.page.charted_values import megabytes, percent
+from popdist_py.ipu.page.charted_values import duration, megabytes, percent
 from popdist_py.ipu.reports import ExecutionPage, MemoryPage
 from popdist_py.ipu.searches import Run
-from popdist_py.ipu.settings import Location, Settings
+from popdist_py.ipu.settings import Location
 
 __all__ = ["insights_section", "opening_facts", "summary_section", "verdict_cell"]
 
@@ -44,7 +44,7 @@ def opening_facts(run: Run, memory: MemoryPage, execution: ExecutionPage) -> Fac
         [
             Fact("fullest tile", percent(own.share), f"± {UNCERTAINTY:.0%}, on IPU {own.ipu}"),
             Fact("throughput", f"{report.throughput:,.1f}", "samples/s of all replicas"),
-            Fact("a call", f"{report.seconds * 1e3:,.1f} ms", f"{report.total:,} cycles"),
+            Fact("a call", duration(report.seconds), f"{report.total:,} cycles"),
             Fact("IPUs", str(run.placement.num_ipus * settings.replicas), replicas),
             Fact("micro-batch", f"{run.graph.batch:,}", f"{report.samples:,} samples a call"),
         ]
@@ -71,9 +71,7 @@ def summary_section(run: Run, options: Mapping[str, str]) -> Section:
     tables = [
         Table("Target", ("target", "value"), target),
         Table("Graph", ("graph", "value"), list(_graph_rows(run.graph))),
-        Table(
-            "Execution options", ("option of the run", "value"), list(_option_rows(run.settings))
-        ),
+        Table("Execution options", ("option of the run", "value"), list(_option_rows(run))),
     ]
     if options:
         words = [(name, value) for name, value in options.items()]
@@ -96,12 +94,14 @@ def _types(found: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(found)) or "-"
 
 
-def _option_rows(settings: Settings) -> Iterator[tuple[str, str]]:
+def _option_rows(run: Run) -> Iterator[tuple[str, str]]:
+    settings = run.settings
     yield "mode", "training" if settings.is_training else "inference"
     yield "execution strategy", settings.strategy
     if settings.is_training:
         yield "gradient accumulation", f"{settings.accumulation:,}"
-        yield "recomputation", settings.recompute
+        name, kind = settings.recompute, settings.recompute_for(run.placement)
+        yield "recomputation", str(name) if name == kind else f"{name} ({kind})"
         optimizer = settings.optimizer
         yield "optimiser state of a weight", ", ".join(optimizer.state) or "none"
         yield "type of accumulators", optimizer.accumulator
@@ -118,9 +118,9 @@ def _option_rows(settings: Settings) -> Iterator[tuple[str, str]]:
         "optimiser state": settings.optimizer_location,
         "activations": settings.activation_location,
     }
-    for name, location in places.items():
+    for kept, location in places.items():
         if location.is_sharded or not location.on_chip:
-            yield name, _location(location)
+            yield kept, _location(location)
 
 
 def _location(location: Location) -> str:

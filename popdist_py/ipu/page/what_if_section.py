@@ -125,18 +125,23 @@ def _graphs(graph: Graph) -> list[tuple[str, Graph]]:
     return found
 
 
+def _other_counts(run: Run) -> list[int]:
+    """Return the numbers of IPUs to try for a pipeline, nearest first."""
+    if not run.settings.is_pipelined:
+        return []
+    own = run.placement.num_ipus
+    most = min(_MOST_IPUS, len(run.graph.operations))
+    counts = dict.fromkeys([2 * own, own // 2, 1, 4 * own])
+    return [count for count in counts if 0 < count <= most and count != own]
+
+
 def _placements(run: Run) -> list[Placement]:
     """Return the placement of a run, and the best ones for half and more IPUs, nearest first.
 
     If no division into stages fits with the types of the run, one for half precision is returned.
     """
-    own = run.placement.num_ipus
     found = [run.placement]
-    if not run.settings.is_pipelined:
-        return found
-    for count in dict.fromkeys([2 * own, own // 2, 1, 4 * own]):
-        if not 0 < count <= min(_MOST_IPUS, len(run.graph.operations)) or count == own:
-            continue
+    for count in _other_counts(run):
         for _, graph in _graphs(run.graph):
             other = _filled(replace(run, graph=graph))
             placement = best_splits(other, count, tries_all=False)
@@ -179,6 +184,11 @@ def what_if_section(run: Run) -> Section:
         ),
         Table("What if", columns, rows, marked, is_sortable=True),
     ]
+    counts = {one.run.placement.num_ipus for one in found}
+    missing = sorted(count for count in _other_counts(run) if count not in counts)
+    if missing:
+        numbers = " or ".join(map(str, missing))
+        parts.append(Sentence(f"No division of the model over {numbers} IPUs was found to fit."))
     splits = _split_rows(found)
     if splits:
         parts.append(Sentence("The IPUs of the rows begin at these modules:"))
