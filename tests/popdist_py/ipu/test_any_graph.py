@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.graph import Graph, Operation, Placement, Product, Tensor, Weight, saved_by
-from popdist_py.ipu.memory import memory
+from popdist_py.ipu.memory import ESTIMATES, memory
 from popdist_py.ipu.placed_stage import stage_of
 from popdist_py.ipu.recomputation import kept, segments
 from popdist_py.ipu.reports import execution_page, memory_page
@@ -141,7 +141,9 @@ def test_nothing_off_the_chip_needs_more_than_on_the_chip(graph, data, settings,
     )
     for theirs, ours in zip(on_chip.ipus, off_chip.ipus, strict=True):
         assert ours.needed <= theirs.needed
-        assert ours.fullest_tile <= theirs.fullest_tile
+        # Each contribution to a tile is rounded up to a grain.
+        grains = ESTIMATES.grain * len(ours.contributions)
+        assert ours.fullest_tile <= theirs.fullest_tile + grains
 
 
 @given(
