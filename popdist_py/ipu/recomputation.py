@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from popdist_py.ipu.checkpoint_choice import chosen_checkpoints
 from popdist_py.ipu.graph import Operation
 from popdist_py.ipu.placed_stage import PlacedStage
 from popdist_py.ipu.settings import Recompute
@@ -39,6 +40,8 @@ def kept(stage: PlacedStage, recompute: Recompute) -> frozenset[str]:
     root_of = stage.graph.root_of
     marked = {root_of[o.output.name] for o in stage.operations if o.is_checkpoint}
     candidates = frozenset(marked | stage.incoming)
+    if recompute == "standard":
+        candidates |= chosen_checkpoints(stage)
     if recompute == "norm":
         candidates |= stage.saved - _cheap(stage)
     read, _ = _recomputed(stage, candidates)

@@ -36,10 +36,11 @@ Strategy: TypeAlias = Literal[
 # The kinds of recomputation, which decide which activations an IPU keeps for the backward pass.
 # With the recomputation "none", an IPU keeps every tensor that the backward pass reads. With the
 # recomputation "stage", an IPU keeps only the inputs of a pipeline stage and the tensors marked as
-# checkpoints. With the recomputation "norm", an IPU recomputes normalisations and the element-wise
-# operations that follow a normalisation. The kind of recomputation "default" means "stage" in
-# pipelines over more than one IPU, and "none" in all other runs.
-Recompute: TypeAlias = Literal["default", "none", "norm", "stage"]
+# checkpoints. With the recomputation "standard", an IPU also keeps the tensors that PopART chooses
+# as checkpoints. With the recomputation "norm", an IPU recomputes normalisations and the
+# element-wise operations that follow a normalisation. The kind of recomputation "default" means
+# "stage" in pipelines over more than one IPU, and "none" in all other runs.
+Recompute: TypeAlias = Literal["default", "none", "norm", "standard", "stage"]
 OutputMode: TypeAlias = Literal["final", "all", "sum", "every n"]
 
 
@@ -292,7 +293,9 @@ class Settings:
         """Return the numbers of the stages that recompute activations for the backward pass."""
         if self.recompute_for(placement) == "none":
             return frozenset()
-        alone = placement.num_stages == 1 or not self.is_pipelined or self.recomputes_last
+        # PopART's choice of checkpoints does not regard the stages, and recomputes in all of them.
+        alone = placement.num_stages == 1 or not self.is_pipelined
+        alone = alone or self.recomputes_last or self.recompute == "standard"
         return frozenset(range(placement.num_stages - (0 if alone else 1)))
 
 

@@ -26,7 +26,7 @@ def cheapest_recomputation(run: Run) -> Run | None:
 
 def _recomputations(run: Run) -> Iterator[Run]:
     """Yield the run with each kind of recomputation, then with ever fewer checkpoints."""
-    for recompute in ("none", "norm", "stage"):
+    for recompute in ("none", "norm", "standard", "stage"):
         yield replace(run, settings=replace(run.settings, recompute=recompute))
     places = places_to_cut(run.graph)
     settings = replace(run.settings, recompute="stage")

@@ -200,8 +200,10 @@ _OPTIONS: Final = (
         help="How stages follow one another; grouped is PopART's pipeline.",
     ),
     _option(
-        "--recompute", type=click.Choice(["default", "none", "norm", "stage"]), default="default",
-        help="What the backward makes again; the default is stage in pipelines.",
+        "--recompute", default="default",
+        type=click.Choice(["default", "none", "norm", "standard", "stage"]),
+        help="What the backward makes again; the default is stage in pipelines. standard: PopART "
+        "chooses checkpoints.",
     ),
     _option("--checkpoint", type=_MODULES, default=(), help="Modules whose outputs are kept."),
     _option(

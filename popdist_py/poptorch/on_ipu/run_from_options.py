@@ -37,15 +37,17 @@ _STRATEGIES: Final[Mapping[type, Strategy]] = MappingProxyType(
         ParallelPhasedExecution: "parallel phased",
     }
 )
-# With ``RecomputationType.Standard``, PopART chooses recomputation checkpoints automatically. The
-# estimates of memory and time use only the checkpoints that the user's program marks.
+# With ``RecomputationType.Standard``, PopART chooses recomputation checkpoints automatically. If
+# the user's program marks checkpoints, the estimates use only them (this is assumed).
+# ``RecomputationType.RecomputeAll`` without marks would recompute everything at once and save no
+# memory. The estimates therefore use the checkpoints of ``Standard``.
 _RECOMPUTATION: Final[Mapping[RecomputationType, Recompute]] = MappingProxyType(
     {
         RecomputationType.NoRecompute: "none",
-        RecomputationType.Standard: "stage",
+        RecomputationType.Standard: "standard",
         RecomputationType.NormOnly: "norm",
         RecomputationType.Pipeline: "stage",
-        RecomputationType.RecomputeAll: "stage",
+        RecomputationType.RecomputeAll: "standard",
     }
 )
 _OUTPUT_MODES: Final[Mapping[enums.OutputMode, OutputMode]] = MappingProxyType(
@@ -126,7 +128,7 @@ def settings_of(
         device_iterations=batching.device_iterations,
         replicas=replicas,
         optimizer=Optimizer() if optimizer is None else optimizer_of(optimizer),
-        recompute=_recompute(options),
+        recompute=_recompute(options, model),
         recomputes_last=_has_checkpoint(model, model.placement.num_stages - 1),
         weight_location=_location(options, "location_weight"),
         accumulator_location=_location(options, "location_accumulator"),
@@ -187,10 +189,12 @@ def _strategy(options: Options) -> Strategy:
     return next(name for kind, name in _STRATEGIES.items() if isinstance(chosen, kind))
 
 
-def _recompute(options: Options) -> Recompute:
+def _recompute(options: Options, model: ModelGraph) -> Recompute:
     if options._Popart.session_value("autoRecomputation") is None:
         return "default"
-    return _RECOMPUTATION[options._Popart.session_member("autoRecomputation", RecomputationType)]
+    found = _RECOMPUTATION[options._Popart.session_member("autoRecomputation", RecomputationType)]
+    is_marked = any(operation.is_checkpoint for operation in model.graph.operations)
+    return "stage" if found == "standard" and is_marked else found
 
 
 def _has_checkpoint(model: ModelGraph, stage: int) -> bool:

@@ -76,7 +76,9 @@ def cut(graph, data):
     return Placement(stages, tuple(range(len(bounds) - 1)))
 
 
-@given(graph=graphs(), data=st.data(), recompute=st.sampled_from(["none", "norm", "stage"]))
+@given(
+    graph=graphs(), data=st.data(), recompute=st.sampled_from(["none", "norm", "standard", "stage"])
+)
 def test_a_stage_keeps_what_its_backward_needs_and_no_more(graph, data, recompute):
     placement = cut(graph, data)
     root_of = graph.root_of
@@ -116,7 +118,7 @@ SETTINGS = st.builds(
         accumulator=st.sampled_from(["float16", "float32"]),
         is_combined=st.booleans(),
     ),
-    recompute=st.sampled_from(["default", "none", "norm", "stage"]),
+    recompute=st.sampled_from(["default", "none", "norm", "standard", "stage"]),
     weight_location=LOCATIONS,
     accumulator_location=LOCATIONS,
     optimizer_location=LOCATIONS,
@@ -149,7 +151,7 @@ def test_nothing_off_the_chip_needs_more_than_on_the_chip(graph, data, settings,
 @given(
     graph=graphs(),
     data=st.data(),
-    recompute=st.sampled_from(["default", "none", "norm", "stage"]),
+    recompute=st.sampled_from(["default", "none", "norm", "standard", "stage"]),
     strategy=st.sampled_from(["grouped", "interleaved", "sharded", "serial phased"]),
     ipu=st.sampled_from([MK1, MK2]),
 )

@@ -119,10 +119,22 @@ def test_recomputation():
     assert always(none, "stash") > always(norms, "stash") > always(all_, "stash") > 0
     assert none.cycles < norms.cycles < all_.cycles
     # A pipeline over several IPUs does so by itself, a model on one IPU does not.
-    assert all_.fullest == run().fullest == run(recomputing(kinds.Standard)).fullest
+    assert all_.fullest == run().fullest
     assert all_.cycles == run().cycles
     assert run(graph=ONE).fullest == run(recomputing(kinds.NoRecompute), graph=ONE).fullest
-    assert run(recomputing(kinds.RecomputeAll), graph=ONE).cycles > run(graph=ONE).cycles
+
+
+@pytest.mark.parametrize("graph", [ONE, TWO], ids=["one IPU", "two IPUs"])
+def test_popart_s_own_checkpoints(graph):
+    kinds = popart.RecomputationType
+    none = run(recomputing(kinds.NoRecompute), graph=graph)
+    standard = run(recomputing(kinds.Standard), graph=graph)
+    assert standard.fullest.needed < none.fullest.needed
+    assert standard.cycles > none.cycles
+    assert run(recomputing(kinds.RecomputeAll), graph=graph) == standard
+    # Checkpoints that the program marks take the place of PopART's.
+    marked = ModelGraph(with_checkpoints(graph.graph, "relu3"), graph.placement)
+    assert run(recomputing(kinds.Standard), graph=marked).settings.recompute == "stage"
 
 
 @pytest.mark.parametrize("given", [7, "Pipeline", None, [1]])
