@@ -7,7 +7,7 @@ here says how a model is cut or run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
 
@@ -27,6 +27,8 @@ class Transformer:
         predictions: masked tokens of a sample that the head of BERT looks at.
         serial: parts into which the table of words is cut (``embedding_serialization_factor``).
         dropout: whether there is one behind each product that has it in training.
+        memory: The length of the encoder's result, which each layer of a decoder reads; 0 for
+            models without an encoder.
     """
 
     layers: int
@@ -36,6 +38,7 @@ class Transformer:
     predictions: int = 20
     serial: int = 1
     dropout: bool = True
+    memory: int = 0
 
     @property
     def heads(self) -> int:
@@ -117,17 +120,84 @@ def vit(layers: int, width: int, batch: int, type: Type = "float16", *, side: in
     return build.graph([x, build.add("loss", "loss", [x, labels], 1)])
 
 
+def encoder_decoder(
+    sizes: Transformer, target: int, batch: int, type: Type = "float16", *, hears: bool = False
+) -> Graph:
+    """An encoder and a decoder with one table of words, which the head shares.
+
+    The layers of the encoder are ``layers.0`` and so on, and those of the decoder follow.
+
+    Args:
+        sizes: The sizes of the encoder, and the number of layers of both together.
+        target: The tokens of a sample that the decoder reads.
+        batch: The samples of a micro-batch.
+        type: The type of all activations and weights.
+        hears: Whether the encoder reads 80 frequencies at twice as many moments as it has tokens
+            (Whisper), and the table of words lies beside the decoder. Otherwise the encoder reads
+            words (T5, BART), and looks up the words of both first.
+    """
+    build = Builder(batch, type)
+    labels = build.input("labels", target, "int32")
+    decoder = replace(sizes, length=target, memory=sizes.length)
+    tables: list[str] = []
+    y = ""
+    if hears:
+        x = _heard(build, sizes)
+    else:
+        x, tables = _embedding(build, sizes, places=sizes.length, kinds=0)
+        y = _looked_up(build, tables, decoder)
+    for index in range(sizes.layers // 2):
+        x = _layer(build, f"layers.{index}", x, sizes, normalizes_first=True)
+    memory = build.norm("encoder.norm", x, sizes.width, has_statistics=False)
+    if hears:
+        tables = _tables(build, sizes)
+        y = _looked_up(build, tables, decoder)
+    for index in range(sizes.layers // 2, sizes.layers):
+        y = _layer(build, f"layers.{index}", y, decoder, normalizes_first=True, memory=memory)
+    y = build.norm("decoder.norm", y, sizes.width, has_statistics=False)
+    y = _decoder(build, y, tables, sizes, target, has_bias=False)
+    return build.graph([build.add("head.loss", "loss", [y, labels], 1)])
+
+
+def _heard(build: Builder, sizes: Transformer) -> str:
+    """Add the two convolutions over time with which Whisper begins."""
+    moments, width = 2 * sizes.length, sizes.width
+    x = build.input("features", 80 * moments)
+    for number, (channels, rows) in enumerate(((80, moments), (width, sizes.length)), 1):
+        name = f"convolutions.{number}"
+        weights = [
+            build.weight(f"{name}.weight", 3 * channels * width),
+            build.weight(f"{name}.bias", width),
+        ]
+        product = Product(rows, 3 * channels, width, is_convolution=True)
+        x = build.add(name, "product", [x], rows * width, weights=weights, product=product)
+        x = build.add(f"{name}.gelu", "elementwise", [x], saved=[x])
+    places = build.weight("positions.weight", sizes.length * width, is_trained=False)
+    return build.add("positions.add", "add", [x], weights=[places], is_in_place=True)
+
+
+def _looked_up(build: Builder, tables: Sequence[str], sizes: Transformer) -> str:
+    """Look up the words that a decoder reads."""
+    ids = build.input("target_ids", sizes.length, "int32")
+    return build.add("target.words", "lookup", [ids], sizes.length * sizes.width, weights=tables)
+
+
+def _tables(build: Builder, sizes: Transformer) -> list[str]:
+    """Add the parts of the table of words."""
+    rows = ceil(sizes.words / sizes.serial)
+    parts = [min(rows, sizes.words - rows * index) for index in range(sizes.serial)]
+    return [
+        build.weight(f"embeddings.words.{index}.weight", part * sizes.width)
+        for index, part in enumerate(parts)
+    ]
+
+
 def _embedding(
     build: Builder, sizes: Transformer, *, places: int, kinds: int
 ) -> tuple[str, list[str]]:
     """Return the sum of the embeddings and the names of the tables of words."""
     ids = build.input("ids", sizes.length, "int32")
-    rows = ceil(sizes.words / sizes.serial)
-    parts = [min(rows, sizes.words - rows * index) for index in range(sizes.serial)]
-    tables = [
-        build.weight(f"embeddings.words.{index}.weight", part * sizes.width)
-        for index, part in enumerate(parts)
-    ]
+    tables = _tables(build, sizes)
     size = sizes.length * sizes.width
     x = build.add("embeddings.words", "lookup", [ids], size, weights=tables)
     others = [build.weight("embeddings.positions.weight", places * sizes.width)]
@@ -153,17 +223,27 @@ def _dropout(build: Builder, name: str, x: str, sizes: Transformer) -> str:
     return build.add(name, "elementwise", [x], saved=[]) if sizes.dropout else x
 
 
-def _layer(build: Builder, name: str, x: str, sizes: Transformer, *, normalizes_first: bool) -> str:
+def _layer(
+    build: Builder,
+    name: str,
+    x: str,
+    sizes: Transformer,
+    *,
+    normalizes_first: bool,
+    memory: str = "",
+) -> str:
     """Attention and two linear layers, norms behind them (BERT) or in front (GPT-2, ViT)."""
 
     def norm(part: str, x: str) -> str:
         return build.norm(f"{name}.{part}", x, sizes.width, has_statistics=False)
 
-    read = norm("attention.norm", x) if normalizes_first else x
-    made = _attention(build, f"{name}.attention", read, sizes)
-    x = build.add(f"{name}.attention.add", "add", [made, x], is_in_place=True)
-    if not normalizes_first:
-        x = norm("attention.norm", x)
+    for part, source in (("attention", ""), ("cross", memory)):
+        if part == "attention" or source:
+            read = norm(f"{part}.norm", x) if normalizes_first else x
+            made = _attention(build, f"{name}.{part}", read, sizes, source)
+            x = build.add(f"{name}.{part}.add", "add", [made, x], is_in_place=True)
+            if not normalizes_first:
+                x = norm(f"{part}.norm", x)
     read = norm("norm", x) if normalizes_first else x
     length, width = sizes.length, sizes.width
     made = build.linear(f"{name}.inner", read, length, (width, 4 * width))
@@ -174,22 +254,25 @@ def _layer(build: Builder, name: str, x: str, sizes: Transformer, *, normalizes_
     return x if normalizes_first else norm("norm", x)
 
 
-def _attention(build: Builder, name: str, x: str, sizes: Transformer) -> str:
+def _attention(build: Builder, name: str, x: str, sizes: Transformer, memory: str = "") -> str:
+    """Add attention of ``x`` to ``memory`` (the encoder's result), or to ``x`` itself if empty."""
     length, width, heads = sizes.length, sizes.width, sizes.heads
     depth = width // heads
-    query, key, value = (
-        build.linear(f"{name}.{part}", x, length, (width, width))
-        for part in ("query", "key", "value")
+    other = sizes.memory if memory else length
+    query = build.linear(f"{name}.query", x, length, (width, width))
+    key, value = (
+        build.linear(f"{name}.{part}", memory or x, other, (width, width))
+        for part in ("key", "value")
     )
     scores = build.add(
-        f"{name}.scores", "product", [query, key], heads * length**2,
-        product=Product(length, depth, length, heads),
+        f"{name}.scores", "product", [query, key], heads * length * other,
+        product=Product(length, depth, other, heads),
     )  # fmt: skip
     scores = build.add(f"{name}.softmax", "softmax", [scores], is_in_place=True)
     scores = _dropout(build, f"{name}.scores_dropout", scores, sizes)
     mixed = build.add(
         f"{name}.mix", "product", [scores, value], length * width,
-        product=Product(length, length, depth, heads),
+        product=Product(length, other, depth, heads),
     )  # fmt: skip
     mixed = build.linear(f"{name}.out", mixed, length, (width, width))
     return _dropout(build, f"{name}.dropout", mixed, sizes)

@@ -2,8 +2,8 @@
 
 Most come from the configurations of Graphcore's examples and of the Hugging Face library for IPUs,
 recalled rather than looked up; each says how sure it is. Only those that a document at hand states
-are evidence: no constant is fitted to the others, and no test holds the device model to them.
-Nothing here computes memory.
+are evidence. The runs that calibrate bound constants of the device model; all others only judge it.
+The module ``ipu_judges`` has more runs that only judge. Nothing here computes memory.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 from popdist_py.ipu.graph import Graph, Placement
+from popdist_py.ipu.memory_contents import Verdict
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import (
     ADAM,
@@ -41,6 +42,7 @@ from tools.device.ipu_models import (
 from tools.device.tutorial_models import data_loading_model, mnist_model
 
 Certainty: TypeAlias = Literal["published", "from memory", "inferred"]
+Role: TypeAlias = Literal["calibrates", "judges"]
 
 # Types of the CNN examples' 16.16.
 HALF_MOMENTUM: Final = Optimizer(state=("float16",), accumulator="float16")
@@ -66,6 +68,8 @@ class Published:
         keeps: pattern of the operations whose output is a checkpoint.
         settings: of the run.
         ipu: what it ran on.
+        role: "calibrates" if the run bounds a constant of the device model, which was chosen within
+            the bounds. Otherwise the run only judges the model.
     """
 
     name: str
@@ -78,11 +82,16 @@ class Published:
     keeps: str = ""
     settings: Settings
     ipu: IPU = MK2
+    role: Role = "judges"
 
     @property
     def is_evidence(self) -> bool:
         """Whether the device model may be judged by this run: not if it is recalled or inferred."""
         return self.certainty == "published"
+
+    def is_right(self, verdict: Verdict) -> bool:
+        """Whether a verdict agrees with the run; "close" to the limit contradicts neither."""
+        return verdict != ("does not fit" if self.ran else "fits")
 
     @property
     def run(self) -> Run:
@@ -138,6 +147,8 @@ CNNS: Final = (
         graph=_resnet_50(20),
         keeps=r".*\.relu3",
         settings=_ONE_IPU,
+        # No constant of code and gaps may be so large that this run does not fit.
+        role="calibrates",
     ),
     Published(
         name="ResNet-50, half, batch 16, recomputation",
@@ -300,6 +311,8 @@ CNNS: Final = (
             graph=_ladder(type_),
             cut=("layer3.8",),
             settings=Settings(accumulation=3, optimizer=optimizer),
+            # The planner's factor for a product is fixed by the memory and cycles of both runs.
+            role="calibrates",
         )
         for type_, optimizer in (("float32", ADAM), ("float16", HALF_ADAM))
     ),

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.specification import BOW, IPU, MK2
-from tools.device.ipu_published import PUBLISHED, Published
-
-Role: TypeAlias = Literal["calibrates", "judges"]
+from tools.device.ipu_published import PUBLISHED, Published, Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

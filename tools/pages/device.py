@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.memory import ESTIMATES, memory
+from popdist_py.ipu.memory_contents import UNCERTAINTY
 from popdist_py.ipu.reports import execution_page, memory_page
 from popdist_py.ipu.schedule import least_accumulation, schedule
 from popdist_py.ipu.schedule_views import grid
@@ -22,6 +24,7 @@ from popdist_py.ipu.specification import IPUS, MK2, sources
 from popdist_py.ipu.what_if import explain
 from popdist_py.poptorch.on_ipu.command import COMMAND
 from tools.device.ipu_graphs import resnet, with_8_bit_input
+from tools.device.ipu_judges import ALL_RUNS
 from tools.device.ipu_published import PUBLISHED, Published
 from tools.device.ipu_throughputs import THROUGHPUTS, mean_ratio
 
@@ -154,17 +157,29 @@ def counts() -> str:
 
 
 def published() -> str:
-    """Return the table of published runs: whether they ran, and how full the fullest tile is."""
-    lines = ["| run | IPUs | theirs | ours, fullest tile | known |", "|---" * 5 + "|"]
-    for known in PUBLISHED:
-        run = known.run
-        own = run.fullest
+    """Return the table of known runs: whether they ran, and what the model says of them."""
+    lines = [
+        "| run | IPUs | on hardware | model, fullest tile | verdict | role | certainty |",
+        "|---" * 7 + "|",
+    ]
+    right = Counter[str]()
+    for known in ALL_RUNS:
+        run, own = known.run, known.run.fullest
+        right[known.role] += known.is_right(own.verdict)
         theirs = "ran" if known.ran else "too large"
+        verdict = own.verdict if known.is_right(own.verdict) else f"**{own.verdict}**"
         lines.append(
             f"| {known.name} | {run.placement.num_ipus} {run.ipu.name} | {theirs} "
-            f"| {own.fullest_tile / own.tile_bytes:.0%} | {known.certainty} |"
+            f"| {own.share:.0%} ± {UNCERTAINTY:.0%} | {verdict} | {known.role} "
+            f"| {known.certainty} |"
         )
-    return "\n".join(lines) + "\n"
+    all_of = Counter(known.role for known in ALL_RUNS)
+    judges, calibrating = (f"{right[role]} of {all_of[role]}" for role in ("judges", "calibrates"))
+    told = (
+        f"Right: {judges} runs that only judge, and {calibrating} runs that calibrate. A verdict\n"
+        "that contradicts the run is in bold."
+    )
+    return "\n".join([*lines, "", told]) + "\n"
 
 
 def throughputs() -> str:

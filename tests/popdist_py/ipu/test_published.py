@@ -19,11 +19,22 @@ from popdist_py.ipu.specification import BOW, MK1, MK2
 from popdist_py.ipu.transfers import host_traffic
 from tools.device.conformer import conformer
 from tools.device.ipu_graphs import resnet, with_8_bit_input
-from tools.device.ipu_models import Transformer, bert, efficientnet, gpt, unet, vgg_16, vit
+from tools.device.ipu_judges import ALL_RUNS
+from tools.device.ipu_models import (
+    Transformer,
+    bert,
+    efficientnet,
+    encoder_decoder,
+    gpt,
+    unet,
+    vgg_16,
+    vit,
+)
 from tools.device.ipu_published import PUBLISHED
 from tools.device.ipu_throughputs import THROUGHPUTS, mean_ratio
 
-# The device model is judged by these alone.
+VERDICTS = ("fits", "close", "does not fit")
+# Each of these runs has to be right.
 EVIDENCE = [published for published in PUBLISHED if published.is_evidence]
 MEASURED = [known for known in THROUGHPUTS if known.is_evidence]
 RUNS = {published.name: published.run for published in PUBLISHED}
@@ -43,13 +54,19 @@ BERT = RUNS["BERT-base, 128 tokens, batch 16"]
         (vit(12, 768, 1), 86_567_656),
         (bert(Transformer(12, 768, 128), 1), 110_106_428),
         (bert(Transformer(24, 1024, 128, serial=2), 1), 336_226_108),
+        (
+            encoder_decoder(Transformer(24, 768, 1500, words=51_865), 224, 1, hears=True),
+            # Whisper's 241,734,912, less the positions of 448 words and the encoder's 1,500 places,
+            # and with a bias for each of the 36 products of keys.
+            241_734_912 - 448 * 768 - 1500 * 768 + 36 * 768,
+        ),
         (gpt(Transformer(12, 768, 1024, words=50_257, serial=4), 1), 124_439_808),
         (gpt(Transformer(24, 1024, 1024, words=50_257), 1), 354_823_168),
         (gpt(Transformer(36, 1280, 1024, words=50_257), 1), 774_030_080),
     ],
     ids=[
         "ResNet-50", "ResNeXt-101", "B0", "B4", "VGG-16", "U-Net", "ViT-base", "BERT-base",
-        "BERT-large", "GPT-2 small", "GPT-2 medium", "GPT-2 large",
+        "BERT-large", "Whisper-small", "GPT-2 small", "GPT-2 medium", "GPT-2 large",
     ],
 )  # fmt: skip
 def test_models_have_their_published_parameters(graph, parameters):
@@ -64,6 +81,29 @@ def test_the_conformer_has_its_published_size():
 
 def test_each_run_has_its_own_name():
     assert len(RUNS) == len(PUBLISHED)
+
+
+def test_the_runs_that_judge_have_their_own_names():
+    assert len({known.name for known in ALL_RUNS}) == len(ALL_RUNS)
+
+
+def test_a_verdict_close_to_the_limit_contradicts_no_run():
+    ran, too_large = (next(one for one in ALL_RUNS if one.ran == ran) for ran in (True, False))
+    assert [ran.is_right(verdict) for verdict in VERDICTS] == [True, True, False]
+    assert [too_large.is_right(verdict) for verdict in VERDICTS] == [False, True, True]
+
+
+def test_nearly_all_runs_that_judge_are_right():
+    judges = [known for known in ALL_RUNS if known.role == "judges"]
+    wrong = [known.name for known in judges if not known.is_right(known.run.fullest.verdict)]
+    assert len(wrong) <= 0.05 * len(judges), wrong
+
+
+def test_only_published_runs_calibrate():
+    """A run that is recalled would be no judgement of the constants that it fixed."""
+    calibrating = [known for known in ALL_RUNS if known.role == "calibrates"]
+    assert {known.certainty for known in calibrating} == {"published"}
+    assert len(ALL_RUNS) > 20 * len(calibrating)
 
 
 def test_what_is_recalled_or_inferred_is_no_evidence():
