@@ -91,6 +91,7 @@ class CommandOptions:
     io_tiles: int
     available_memory_proportion: Sequence[float]
     partials: Type
+    matmul_partials: Type | None
     off_chip: Sequence[Sort]
     sharded: Sequence[Sort]
     output_mode: OutputMode | None
@@ -129,6 +130,7 @@ def run_from_command(model: ModelGraph, options: CommandOptions) -> Run:
         optimizer_location=_location("optimizer", options),
         activation_location=_location("activations", options),
         partials=options.partials,
+        matmul_partials=options.matmul_partials,
         memory_proportion=tuple(options.available_memory_proportion),
         io_tiles=options.io_tiles,
         output_mode=options.output_mode,
@@ -291,5 +293,9 @@ def _first_of(graph: Graph, module: str) -> str:
             return operation.name
     parts = [operation.name.split(".") for operation in graph.operations]
     known = dict.fromkeys(".".join(p[:depth]) for p in parts for depth in range(1, len(p) + 1))
-    close = get_close_matches(module, known) or list(known)[:3]
+    # A user may forget the beginning of a name, as in "3" instead of "blocks.3".
+    inner = sorted(
+        (name for name in known if name.endswith(f".{module}")), key=lambda name: name.count(".")
+    )
+    close = inner[:3] or get_close_matches(module, known) or list(known)[:3]
     raise ValueError(f"no module {module} runs in the forward; there is {', '.join(close)}")

@@ -54,21 +54,26 @@ _COMMAND_LINE: Final = click.core.ParameterSource.COMMANDLINE
 _CODES: Final[dict[Verdict, int]] = {"fits": _FITS, "close": _CLOSE, "does not fit": _TOO_LARGE}
 
 _HELP: Final = """\
-Says whether a model fits into IPUs, what of it needs the memory, and what a call takes. Nothing is
-trained, and no IPU is needed.
+Says whether a model fits into IPUs, which parts of it need the memory, and how long a call takes.
+The model is not trained, and no IPU is needed.
 
-MODEL is package.module:function or path/to/file.py:function: a class or function that is called
-with the arguments of --set and returns a torch.nn.Module, or a tuple of one and its inputs: a
-micro-batch as its forward is called with it, a tensor, a tuple, or a dict of keyword arguments.
-Without them --input says their shapes.
-Splits that the module has (poptorch.BeginBlock, poptorch.Block) count unless --split says others.
+MODEL names a class or function, as package.module:function or path/to/file.py:function. The
+function is called with the arguments of --set. It returns a torch.nn.Module, or a tuple of a module
+and its inputs. The inputs are those of one micro-batch: a tensor, a tuple, or a dict of keyword
+arguments. If the function returns no inputs, --input gives their shapes. The function may make the
+module on torch's device "meta", which needs no memory for weights.
 
-\b
-Exit codes: 0 it fits, 1 it does not, 2 cannot tell (something is wrong with what was given),
-4 it is close to the limit: the fullest tile needs 95 to 105 % of its memory.
+If the module marks its stages (poptorch.BeginBlock, poptorch.Block), --split replaces these stages.
 
 \b
-Examples:
+Exit codes:
+  0  the model fits
+  1  the model does not fit
+  2  cannot tell: an option is wrong, or the model cannot be estimated
+  4  close to the limit: the fullest tile needs 95 to 105 % of its memory
+
+\b
+Examples: one IPU, two IPUs, and the best stages over four IPUs
   python -m popdist_py.ipu torchvision.models:resnet50 --input 3x224x224 --batch 16 \\
       --precision 16.16 --accumulation 8 --optimizer momentum
   python -m popdist_py.ipu torchvision.models:resnet101 --input 3x64x64 --batch 64 \\
@@ -150,31 +155,36 @@ def _option(*names: str, **settings: Any) -> click.Option:
 
 _OPTIONS: Final = (
     _option(
-        "--set", "words", type=_SettingType(), multiple=True, help="Argument of the factory."
+        "--set", "words", type=_SettingType(), multiple=True,
+        help="An argument of MODEL's function: a Python literal, or a text. Repeat the option for "
+        "each argument.",
     ),
     _option(
         "--input", "inputs", type=_InputType(), multiple=True,
-        help="An input: the shape of one sample, as in 3x224x224, 128:int64 or :int64; "
-        "once for each.",
+        help="The shape of one sample of an input, without the micro-batch, and its type, as in "
+        "3x224x224, 128:int64 or :int64. Repeat the option for each input.",
     ),
-    _option("--batch", type=_COUNT, default=1, help="Samples of a micro-batch."),
-    _option("--inference", is_flag=True, help="No backward, no update."),
+    _option("--batch", type=_COUNT, default=1, help="The samples of a micro-batch."),
+    _option(
+        "--inference", is_flag=True,
+        help="Estimate inference: no backward pass, no weight update.",
+    ),
     _option(
         "--loss", type=click.Choice([*LOSSES, OWN_LOSS]),
-        help="What training computes of the first output, with labels that the host sends: classes "
-        "are dimension 1, or the last one for tokens; own: the forward returns its loss. "
-        "[default: cross-entropy; own where the factory gives the inputs]",
+        help="The loss of the first output, with labels that the host sends. The classes are in "
+        "dimension 1, or in the last dimension for tokens. own: the forward returns its loss. "
+        "[default: cross-entropy; own if the function returns inputs]",
     ),
     _option(
         "--precision", type=click.Choice(list(PRECISIONS)),
-        help="Types of data and of weights, in bits. [default: the model's own]",
+        help="The bits of activations and of weights. [default: those of the model]",
     ),
     _option(
         "--optimizer", type=click.Choice(list(OPTIMIZERS)), default="sgd",
-        help="What is kept for each weight.",
+        help="The optimizer, which decides the state tensors of each weight.",
     ),
     *(
-        _option(f"--{name}", type=_FLOAT_TYPE, default="float32", help=f"Type of {what}.")
+        _option(f"--{name}", type=_FLOAT_TYPE, default="float32", help=f"The type of {what}.")
         for name, what in (
             ("accum-type", "accumulated gradients"),
             ("first-order-momentum-accum-type", "momentum and first moments"),
@@ -183,21 +193,23 @@ _OPTIONS: Final = (
     ),
     _option(
         "--accumulation", type=_COUNT,
-        help="Micro-batches of an update. [default: 1, or the fewest that a pipeline needs]",
+        help="The micro-batches of a weight update. [default: 1, or the fewest that a pipeline "
+        "needs]",
     ),
     _option(
         "--device-iterations", type=_COUNT,
-        help="Updates of a call; its micro-batches for inference. [default: 1, or the fewest that "
-        "a pipeline needs for inference]",
+        help="The weight updates of a call; for inference, the micro-batches of a call. [default: "
+        "1, or the fewest that a pipeline needs for inference]",
     ),
-    _option("--replicas", type=_COUNT, default=1, help="Over all instances."),
+    _option("--replicas", type=_COUNT, default=1, help="The replicas of all instances together."),
     _option(
         "--split", type=_MODULES, default=(),
-        help="Modules with which the second and further IPUs (or phases) begin.",
+        help="The modules with which the second and further IPUs (or phases) begin, in the order "
+        "in which they run.",
     ),
     _option(
         "--strategy", type=click.Choice(list(STRATEGIES)), default="grouped",
-        help="How stages follow one another; grouped is PopART's pipeline.",
+        help="The order in which stages run; grouped is PopART's pipeline.",
     ),
     _option(
         "--recompute", default="default",
@@ -205,40 +217,53 @@ _OPTIONS: Final = (
         help="What the backward makes again; the default is stage in pipelines. standard: PopART "
         "chooses checkpoints.",
     ),
-    _option("--checkpoint", type=_MODULES, default=(), help="Modules whose outputs are kept."),
     _option(
-        "--device", type=click.Choice(list(IPUS)), default=MK2.name, help="Generation of the IPUs."
+        "--checkpoint", type=_MODULES, default=(),
+        help="Modules whose outputs are kept for the backward pass, also with recomputation.",
+    ),
+    _option(
+        "--device", type=click.Choice(list(IPUS)), default=MK2.name, help="The type of the IPUs."
     ),
     _option(
         "--io-tiles", type=click.INT, metavar="N", default=0,
-        help="Tiles that only do I/O: 0, or an even number from 32 to 192.",
+        help="The tiles that only transfer data: 0, or an even number from 32 to 192.",
     ),
     _option(
         "--available-memory-proportion",
         type=_ListType(click.FloatRange(0, 1, min_open=True), "SHARE[,...]"), default=(0.6,),
         show_default=False,
-        help="Share of an IPU's memory for the temporary data of a matrix product: one number for "
-        "all IPUs, or one for each. [default: 0.6]",
-    ),
-    _option("--partials", type=_FLOAT_TYPE, default="float32", help="Type of sums in products."),
-    _option(
-        "--off-chip", type=_SORT_LIST, default=(), help=f"In Streaming Memory: {_SORT_HELP}."
+        help="The share of an IPU's memory for the temporary data of a matrix product: one number "
+        "for all IPUs, or one for each. [default: 0.6]",
     ),
     _option(
-        "--sharded", type=_SORT_LIST, default=(), help=f"A part on each replica: {_SORT_HELP}."
+        "--partials", type=_FLOAT_TYPE, default="float32",
+        help="The type of partial sums in convolutions and other matrix products.",
+    ),
+    _option(
+        "--matmul-partials", type=_FLOAT_TYPE,
+        help="The type of partial sums in matrix products other than convolutions. [default: that "
+        "of --partials]",
+    ),
+    _option(
+        "--off-chip", type=_SORT_LIST, default=(),
+        help=f"Tensors that Streaming Memory stores: {_SORT_HELP}.",
+    ),
+    _option(
+        "--sharded", type=_SORT_LIST, default=(),
+        help=f"Tensors of which each replica stores a part: {_SORT_HELP}.",
     ),
     _option(
         "--output-mode", type=click.Choice(["final", "all", "sum"]),
-        help="What the host gets of a call. [default: final; all for inference]",
+        help="The outputs of a call that the host gets. [default: final; all for inference]",
     ),
-    _option("--synthetic-data", is_flag=True, help="Nothing comes from the host."),
+    _option("--synthetic-data", is_flag=True, help="Transfer no data from or to the host."),
     _option(
         "--find", type=click.Choice(["batch", "splits", "recompute"]),
         help="Search instead: the largest micro-batch, the best splits over --ipus IPUs, the "
         "cheapest recomputation that fits.",
     ),
     _option("--ipus", type=_COUNT, help="For --find splits."),
-    _option("--json", "as_json", is_flag=True, help="For programs."),
+    _option("--json", "as_json", is_flag=True, help="Print JSON."),
     _option(
         "--page", type=_PATH, metavar="FILE.html",
         help="Write an HTML page too: memory, liveness, operations, time, and what if.",
@@ -253,7 +278,7 @@ _OPTIONS: Final = (
 _GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "The model and its inputs": ("--set", "--input", "--batch", "--inference", "--loss"),
     "Number types and optimizer": (
-        *("--precision", "--partials", "--optimizer", "--accum-type"),
+        *("--precision", "--partials", "--matmul-partials", "--optimizer", "--accum-type"),
         *("--first-order-momentum-accum-type", "--second-order-momentum-accum-type"),
     ),
     "A call of the model": (

@@ -33,7 +33,8 @@ def factory_function(factory: str) -> Callable[..., Any]:
     where, colon, name = factory.rpartition(":")
     if not colon or not where or not name:
         raise FactoryError(
-            f"{factory!r} names no factory: expected package.module:function or file.py:function"
+            f"{factory!r} names no factory: expected package.module:function or file.py:function, "
+            "as in torchvision.models:resnet50"
         )
     found: Any = _loaded_file(Path(where)) if where.endswith(".py") else _loaded_module(where)
     for part in name.split("."):
@@ -69,7 +70,8 @@ def _loaded_module(name: str) -> ModuleType:
 
 def _nearest(name: str, known: Sequence[str]) -> str:
     """Return the part of an error message that lists names similar to ``name``."""
-    close = get_close_matches(name, [each for each in known if not each.startswith("_")])
+    public = {each.lower(): each for each in known if not each.startswith("_")}
+    close = [public[each] for each in get_close_matches(name.lower(), public)]
     return f"; there is {', '.join(close)}" if close else ""
 
 

@@ -6,6 +6,7 @@ traceback is 1. The exit code 1 of ``python -m popdist_py.ipu`` means that a mod
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -81,10 +82,11 @@ class ReportCommand(click.Command):
             return _INTERRUPTED
         except OSError as error:
             # Standard output becomes /dev/null, so that Python's flush at the exit does not fail.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if isinstance(error, BrokenPipeError):
                 return _BROKEN_PIPE
-            click.echo(f"Error: standard output cannot be written: {error.strerror}", err=True)
+            with contextlib.suppress(OSError):
+                click.echo(f"Error: standard output cannot be written: {error.strerror}", err=True)
             return _CANNOT_TELL
         return code
 

@@ -234,9 +234,10 @@ def _check_call(example: Example) -> None:
     try:
         signature.bind(*example.args, **example.kwargs)
     except TypeError as error:
-        given = "the factory returns them" if example.has_inputs else "--input gives one each"
+        hint = "return" if example.has_inputs else "give --input once for"
         raise FactoryError(
-            f"the forward takes {signature}: its inputs do not fit ({error}); {given}"
+            f"the forward takes {signature}, but its inputs are others ({error}): {hint} each "
+            "argument"
         ) from error
 
 

@@ -72,6 +72,7 @@ _HINTS: Final = {
     "Expected more than 1 value per channel": "Training normalises over samples: give --batch 2 or "
     "more, or --inference",
     "(unbatched) or": "--input gives the shape of one sample, without the micro-batch",
+    "following scalar types: Long, Int": "Indices are integers, as in --input 128:int64",
     "urlopen error": "A factory that downloads weights has an argument that turns this off, as in "
     "--set weights=None",
 }

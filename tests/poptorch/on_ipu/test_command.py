@@ -119,6 +119,7 @@ def test_a_pipeline_has_as_many_micro_batches_as_it_needs():
         (["--inference"], "less"),
         (["--available-memory-proportion", "0.00001"], "less"),
         (["--partials", "float16"], "less"),
+        (["--matmul-partials", "float16"], "less"),
         (["--synthetic-data"], "less"),
         (["--device", "mk1"], "less"),
         (["--off-chip", "activations"], "less"),
@@ -207,6 +208,15 @@ def test_nothing_is_found():
         (["torch.nn:Linear", "--ipus", "2"], "--find splits and --ipus N"),
         (["torch.nn:Linear", "--inference", "--loss", "mse"], "--inference has none"),
         (["nowhere:f"], "there is no module nowhere"),
+        (
+            ["torch.optin:SGD"],
+            "a file is named with its .py; there is optim",
+        ),
+        (["torch.nn:linear"], "torch.nn has no linear; there is Linear"),
+        (["torch.nn"], "as in torchvision.models:resnet50"),
+        ([*ENCODER[:2], "32", *ENCODER[3:]], "Indices are integers, as in --input 128:int64"),
+        ([*ENCODER, "--split", "1"], "no module 1 runs in the forward; there is layers.1"),
+        ([f"{FILE}:with_tuple", "--batch", "3"], "leave --batch out"),
         ([f"{FILE}:mlp"], "--input 3x224x224"),
         ([*MLP, "--split", "9"], "no module 9 runs in the forward; there is 0, "),
         ([*MLP, "--split", "4,0"], "but 0 runs before it"),
@@ -234,5 +244,10 @@ def test_bad_input_is_one_message_and_exit_code_2(words, said, caplog):
 def test_help_names_every_option_and_exit_code():
     code, out, _ = ask("--help")
     assert code == 0
-    for words in ("Exit codes: 0", "torchvision.models:resnet50", "BeginBlock", "--sharded"):
+    for words in (
+        "Exit codes:\n    0  the model fits",
+        "torchvision.models:resnet50",
+        "BeginBlock",
+        "--sharded",
+    ):
         assert words in out

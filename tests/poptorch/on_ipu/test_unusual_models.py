@@ -109,7 +109,7 @@ def test_inference_does_not_train():
         ("number_output", "choose --loss mse, or own"),
         ("odd_width", "in <lambda>"),
         ("norm", "give --batch 2 or more, or --inference"),
-        ("KeywordOnly", "the forward takes (*, x): its inputs do not fit"),
+        ("KeywordOnly", "the forward takes (*, x), but its inputs are others"),
         ("a_class", "return an instance, as in Linear(...)"),
         ("a_list", "returned list: expected a torch.nn.Module"),
         ("three", "returned tuple: expected a torch.nn.Module"),
