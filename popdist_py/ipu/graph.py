@@ -9,7 +9,8 @@ or on the options of a run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
@@ -245,6 +246,18 @@ class Graph:
         return MappingProxyType({weight.name: weight for weight in self.weights})
 
     @cached_property
+    def readers(self) -> Mapping[str, tuple[int, ...]]:
+        """A mapping from each tensor's name to the numbers of the operations that read it.
+
+        The mapping does not contain tensors that no operation reads. The numbers are sorted.
+        """
+        found: dict[str, list[int]] = {}
+        for index, operation in enumerate(self.operations):
+            for name in set(operation.inputs):
+                found.setdefault(name, []).append(index)
+        return MappingProxyType({name: tuple(indexes) for name, indexes in found.items()})
+
+    @cached_property
     def first_reader(self) -> Mapping[str, int]:
         """A mapping from each weight's name to the number of the first operation that reads it."""
         first: dict[str, int] = {}
@@ -252,6 +265,17 @@ class Graph:
             for name in operation.weights:
                 first.setdefault(name, index)
         return MappingProxyType(first)
+
+    @cached_property
+    def weights_by_reader(self) -> tuple[tuple[int, int], ...]:
+        """The positions of the weights that an operation reads, in the order of the operations.
+
+        Each position in ``weights`` stands behind the number of the first operation that reads the
+        weight.
+        """
+        first = self.first_reader
+        numbered = enumerate(self.weights)
+        return tuple(sorted((first[w.name], i) for i, w in numbered if w.name in first))
 
     @cached_property
     def root_of(self) -> Mapping[str, str]:
@@ -361,14 +385,21 @@ class Placement:
         """The number of IPUs per replica, which is the highest number of an IPU plus 1."""
         return max(self.ipus) + 1
 
-    def operations_of(self, graph: Graph, stage: int) -> Iterator[Operation]:
-        """Yield the operations of one stage of the graph, in execution order."""
-        return (o for o, s in zip(graph.operations, self.stages, strict=True) if s == stage)
+    def operations_of(self, graph: Graph, stage: int) -> tuple[Operation, ...]:
+        """Return the operations of one stage of the graph, in execution order."""
+        first, end = self.ends_of(stage)
+        return graph.operations[first:end]
 
     def weights_of(self, graph: Graph, stage: int) -> tuple[Weight, ...]:
         """Return the weights that a stage's IPU stores, because no earlier stage reads them."""
-        first, stages = graph.first_reader, self.stages
-        return tuple(w for w in graph.weights if w.name in first and stages[first[w.name]] == stage)
+        first, end = self.ends_of(stage)
+        ordered = graph.weights_by_reader
+        own = ordered[bisect_left(ordered, (first, -1)) : bisect_left(ordered, (end, -1))]
+        return tuple(graph.weights[position] for position in sorted(i for _, i in own))
+
+    def ends_of(self, stage: int) -> tuple[int, int]:
+        """Return the numbers of a stage's first operation and of the operation after the stage."""
+        return bisect_left(self.stages, stage), bisect_right(self.stages, stage)
 
     @classmethod
     def cut(cls, graph: Graph, before: Sequence[str] = ()) -> Placement:

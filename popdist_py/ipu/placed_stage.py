@@ -96,11 +96,16 @@ class PlacedStage:
     @cached_property
     def outgoing(self) -> frozenset[str]:
         """The names of the stage's tensors that other stages or the host read."""
+        graph = self.graph
         own = {operation.name for operation in self.operations}
-        others = (o for o in self.graph.operations if o.name not in own)
-        read = {name for o in others for name in o.inputs} | set(self.graph.outputs)
-        made = {operation.output.name for operation in self.operations}
-        return frozenset(self.graph.root_of[name] for name in read & made)
+        found = {operation.output.name for operation in self.operations} & set(graph.outputs)
+        for operation in self.operations:
+            readers = graph.readers.get(operation.output.name)
+            # The operations of a stage follow one another, so that the last operation that reads a
+            # tensor of the stage belongs to another stage if any such operation does.
+            if readers and graph.operations[readers[-1]].name not in own:
+                found.add(operation.output.name)
+        return frozenset(graph.root_of[name] for name in found)
 
 
 def _is_convolution(operation: Operation) -> bool:

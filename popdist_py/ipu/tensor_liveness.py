@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import islice
 from typing import Final
 
 from popdist_py.ipu.graph import BYTES, Graph, Operation, Product, Type
@@ -97,12 +98,14 @@ def live_at(moments: Sequence[Moment]) -> Iterator[tuple[Mapping[str, int], int]
 
 def peak(moments: Sequence[Moment]) -> Peak:
     """Return the first moment (pass of a single operation) that needs the most memory."""
-    found, most = Peak("nothing", {}, 0), -1
-    for moment, (live, total) in zip(moments, live_at(moments), strict=True):
-        if total > most:
-            most = total
-            found = Peak(moment.name, dict(live), moment.temporary)
-    return found
+    totals = [total for _, total in live_at(moments)]
+    if not totals:
+        return Peak("nothing", {}, 0)
+    # The blocks are copied for one moment only: in a stage that keeps its tensors, almost every
+    # moment of the forward pass needs more memory than all earlier moments.
+    index = totals.index(max(totals))
+    live, _ = next(islice(live_at(moments), index, None))
+    return Peak(moments[index].name, dict(live), moments[index].temporary)
 
 
 def forward_moments(stage: PlacedStage) -> list[Moment]:
@@ -251,6 +254,7 @@ def shapes(operation: Operation, graph: Graph, *, backward: bool) -> tuple[Produ
     return _shapes(product, graph.batch, has_weights=has_weights, backward=backward)
 
 
+@lru_cache(maxsize=4096)
 def _shapes(
     product: Product, batch: int, *, has_weights: bool, backward: bool
 ) -> tuple[Product, ...]:
@@ -276,7 +280,11 @@ def _read(operation: Operation, product: Product, graph: Graph) -> Product:
     """
     if not operation.weights or not operation.inputs:
         return product
-    elements = graph.tensors[operation.inputs[0]].elements
+    return _read_from(product, graph.tensors[operation.inputs[0]].elements)
+
+
+@lru_cache(maxsize=4096)
+def _read_from(product: Product, elements: int) -> Product:
     reads = max(1.0, product.rows * product.depth * product.count / max(1, elements))
     return replace(product, reads=reads)
 

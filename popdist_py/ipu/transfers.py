@@ -76,8 +76,7 @@ def received_bytes(graph: Graph, placement: Placement, stage: int) -> int:
 
 def receiving_stages(graph: Graph, placement: Placement) -> int:
     """Return the number of stages that receive inputs of the model from the host."""
-    first = _first_reader(graph, placement)
-    return len({first[tensor.name] for tensor in graph.inputs if tensor.name in first})
+    return len(set(_first_stages(graph, placement).values()))
 
 
 def request_bytes(
@@ -107,17 +106,14 @@ def request_bytes(
 
 def _inputs_of(graph: Graph, placement: Placement, stage: int) -> Iterator[Tensor]:
     """Yield the inputs of the model that ``stage`` reads and no earlier stage reads."""
-    first = _first_reader(graph, placement)
+    first = _first_stages(graph, placement)
     return (tensor for tensor in graph.inputs if first.get(tensor.name) == stage)
 
 
-def _first_reader(graph: Graph, placement: Placement) -> dict[str, int]:
-    """Return a mapping from the name of each tensor to the first stage that reads the tensor."""
-    first: dict[str, int] = {}
-    for operation, where in zip(graph.operations, placement.stages, strict=True):
-        for name in operation.inputs:
-            first.setdefault(name, where)
-    return first
+def _first_stages(graph: Graph, placement: Placement) -> dict[str, int]:
+    """Return a mapping from the name of each model input to the first stage that reads it."""
+    readers = ((tensor.name, graph.readers.get(tensor.name)) for tensor in graph.inputs)
+    return {name: placement.stages[found[0]] for name, found in readers if found}
 
 
 def copied_bytes(graph: Graph, placement: Placement, stage: int) -> int:
@@ -125,12 +121,16 @@ def copied_bytes(graph: Graph, placement: Placement, stage: int) -> int:
 
     In training, the other IPUs send back gradients of the same size, except for integer tensors.
     """
-    made = _stage_of_tensor(graph, placement)
-    read: set[str] = set()
-    for operation, where in zip(graph.operations, placement.stages, strict=True):
-        if placement.ipus[where] != placement.ipus[stage]:
-            read |= {name for name in operation.inputs if made[name] == stage}
-    return sum(graph.root_bytes[root] for root in {graph.root_of[name] for name in read})
+    stages, ipus = placement.stages, placement.ipus
+    roots = {
+        graph.root_of[operation.output.name]
+        for operation in placement.operations_of(graph, stage)
+        if any(
+            ipus[stages[reader]] != ipus[stage]
+            for reader in graph.readers.get(operation.output.name, ())
+        )
+    }
+    return sum(graph.root_bytes[root] for root in roots)
 
 
 def all_reduce_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:

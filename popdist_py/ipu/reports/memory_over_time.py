@@ -41,8 +41,9 @@ def curve(run: Run, number: int) -> tuple[LiveBytes, ...]:
     """
     own = ipu_memory(run.graph, run.placement, run.settings, run.ipu, number, run.estimates)
     found = []
+    always_live = own.always_live
     for fetched, moments in walks(run.graph, run.placement, run.settings, run.ipu, number):
-        base = own.always_live + sum(part.bytes for part in fetched)
+        base = always_live + sum(part.bytes for part in fetched)
         found += [
             LiveBytes(moment.name, base + total)
             for moment, (_, total) in zip(moments, live_at(moments), strict=True)

@@ -7,7 +7,7 @@ in MB of a million bytes. The package ``ipu`` computes the figures in the tables
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -197,16 +197,17 @@ class MemoryPage(Report):
             (
                 str(own.ipu),
                 str(len(live)),
-                Course(
-                    tuple(
-                        (point.bytes - own.always_live) / (own.not_always_live or 1)
-                        for point in live
-                    )
-                ),
+                _course(own, live),
             )
             for own, live in zip(self.ipus, self.curves, strict=True)
         )
         return Section("Not always live, over forward, backward and update", columns, rows)
+
+
+def _course(own: IpuMemory, live: Sequence[LiveBytes]) -> Course:
+    """Return the line of an IPU's bytes that are not always in memory, as shares of the peak."""
+    always, most = own.always_live, own.not_always_live or 1
+    return Course(tuple((point.bytes - always) / most for point in live))
 
 
 def memory_page(run: Run) -> MemoryPage:

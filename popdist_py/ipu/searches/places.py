@@ -5,7 +5,7 @@ The number of a place between two operations is the number of the operation afte
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from itertools import accumulate
 
@@ -30,12 +30,15 @@ def with_checkpoints(graph: Graph, places: Sequence[int]) -> Graph:
     A tensor is at a place if an operation before the place computes it and a later operation reads
     it.
     """
-    wanted = dict(_crossings(graph))
-    marked = set()
-    for place in places:
-        for root in wanted[place]:
-            writers = (o for o in graph.operations[:place] if graph.root_of[o.output.name] == root)
-            marked |= {operation.name for operation in list(writers)[-1:]}
+    wanted = set(places)
+    marked: set[str] = set()
+    # For each root, the name of the last operation before the current place that writes it.
+    writers: dict[str, str] = {}
+    for place, crossing in _crossings(graph):
+        writer = graph.operations[place - 1]
+        writers[graph.root_of[writer.output.name]] = writer.name
+        if place in wanted:
+            marked.update(writers[root] for root in crossing)
     return replace(
         graph,
         operations=tuple(
@@ -77,7 +80,7 @@ def lives(graph: Graph) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _crossings(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:
+def _crossings(graph: Graph) -> Iterator[tuple[int, Set[str]]]:
     """Yield each place between two operations, with the earlier tensors that are read after it.
 
     A tensor crosses a place if an operation before the place computes it and a later operation
@@ -86,13 +89,16 @@ def _crossings(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:
 
     The number of a place (a possible beginning of a stage between two operations) is the number of
     the operation after the place. The crossing tensors do not include input tensors from the host,
-    because every stage may receive inputs from the host.
+    because every stage may receive inputs from the host. The function yields the same set for all
+    places, which changes when the caller requests the next place.
     """
-    last = {graph.root_of[n]: i for i, o in enumerate(graph.operations) for n in o.inputs}
-    inputs = {tensor.name for tensor in graph.inputs}
-    made: set[str] = set()
-    for index, operation in enumerate(graph.operations):
-        if index:
-            yield index, frozenset(root for root in made if last.get(root, -1) >= index)
-        made.add(graph.root_of[operation.output.name])
-        made -= inputs
+    beginning: dict[int, list[str]] = {}
+    ending: dict[int, list[str]] = {}
+    for root, (first, last) in lives(graph).items():
+        beginning.setdefault(first, []).append(root)
+        ending.setdefault(last, []).append(root)
+    crossing: set[str] = set()
+    for place in range(1, len(graph.operations)):
+        crossing.update(beginning.get(place - 1, ()))
+        crossing.difference_update(ending.get(place - 1, ()))
+        yield place, crossing

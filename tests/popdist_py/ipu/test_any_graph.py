@@ -15,9 +15,10 @@ from popdist_py.ipu.memory import ESTIMATES, memory
 from popdist_py.ipu.placed_stage import stage_of
 from popdist_py.ipu.recomputation import kept, segments
 from popdist_py.ipu.reports import execution_page, memory_page
-from popdist_py.ipu.searches import Run
+from popdist_py.ipu.searches import Run, places_to_cut, with_checkpoints
 from popdist_py.ipu.settings import ADAM, Location, Optimizer, Settings
 from popdist_py.ipu.specification import MK1, MK2
+from popdist_py.ipu.transfers import copied_bytes, received_bytes
 from popdist_py.ipu.what_if import explain
 
 KINDS = ("product", "norm", "elementwise", "add", "pool", "lookup", "view", "softmax", "loss")
@@ -74,6 +75,49 @@ def cut(graph, data):
     bounds = [0, *cuts, count]
     stages = tuple(s for s, (a, b) in enumerate(pairwise(bounds)) for _ in range(b - a))
     return Placement(stages, tuple(range(len(bounds) - 1)))
+
+
+@given(graph=graphs(), data=st.data())
+def test_tensors_between_stages_are_those_of_a_look_at_every_operation(graph, data):
+    placement = cut(graph, data)
+    stages = list(zip(graph.operations, placement.stages, strict=True))
+    inputs = {tensor.name: tensor for tensor in graph.inputs}
+    for number in range(placement.num_stages):
+        own = [o for o, stage in stages if stage == number]
+        others = [o for o, stage in stages if stage != number]
+        made = {o.output.name for o in own}
+        read = {name for o in others for name in o.inputs}
+        assert placement.operations_of(graph, number) == tuple(own)
+        earlier = {n for o, stage in stages if stage < number for n in (*o.weights, *o.inputs)}
+        first = {n for o in own for n in (*o.weights, *o.inputs)} - earlier
+        weights = tuple(weight for weight in graph.weights if weight.name in first)
+        assert placement.weights_of(graph, number) == weights
+        stage = stage_of(graph, placement, Settings(), MK2, number)
+        assert stage.outgoing == {graph.root_of[n] for n in made & (read | set(graph.outputs))}
+        received = sum(graph.bytes_of(name) for name in first & set(inputs))
+        assert received_bytes(graph, placement, number) == received
+        copied = sum(graph.root_bytes[root] for root in {graph.root_of[n] for n in made & read})
+        assert copied_bytes(graph, placement, number) == copied
+
+
+@given(graph=graphs())
+def test_places_and_checkpoints_are_those_of_a_look_at_every_operation(graph):
+    root_of, places = graph.root_of, range(1, len(graph.operations))
+    expected = {}
+    for place in places:
+        before, after = graph.operations[:place], graph.operations[place:]
+        made = {root_of[o.output.name] for o in before} - {tensor.name for tensor in graph.inputs}
+        expected[place] = made & {root_of[name] for o in after for name in o.inputs}
+    ones = tuple(place for place in places if len(expected[place]) == 1)
+    assert places_to_cut(graph) == ones
+    for some in ([*places], [*ones], [*places][::2]):
+        marked = set()
+        for place in some:
+            for root in expected[place]:
+                writers = [o for o in graph.operations[:place] if root_of[o.output.name] == root]
+                marked.add(writers[-1].name)
+        found = {o.name for o in with_checkpoints(graph, some).operations if o.is_checkpoint}
+        assert found == marked | {o.name for o in graph.operations if o.is_checkpoint}
 
 
 @given(

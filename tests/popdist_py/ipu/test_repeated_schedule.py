@@ -121,11 +121,10 @@ def test_the_outermost_pieces_have_the_ends_of_each_ipu(strategy, data, placemen
         assert {piece.stage for piece in own} == {piece.stage for piece in some}
 
 
-def run_of(strategy, *, is_training, ipus=64, per_ipu=1, **settings) -> Run:
-    stages = ipus * per_ipu
-    graph = mlp([64] * (stages + 1), 4)
-    cut = Placement.cut(graph, [f"layers.{number}" for number in range(1, stages)])
-    placement = Placement(cut.stages, tuple(range(ipus)) * per_ipu)
+def run_of(strategy, *, is_training, layers=64, ipus=64, **settings) -> Run:
+    graph = mlp([64] * (layers + 1), 4)
+    starts = range(layers // ipus, layers, layers // ipus)[: ipus - 1]
+    placement = Placement.cut(graph, [f"layers.{number}" for number in starts])
     counts = {"accumulation": BILLION, "device_iterations": BILLION}
     if not is_training:
         counts["accumulation"] = 1
@@ -161,6 +160,16 @@ def test_a_billion_micro_batches_cost_no_more_than_a_few(strategy, is_training):
     # tracemalloc makes Python about four times slower.
     assert time.process_time() - begin < 4 * 5
     assert most < 200e6
+
+
+def test_many_operations_on_many_ipus_take_few_seconds():
+    run = run_of("grouped", is_training=True, layers=5000, replicas=2)
+    assert len(run.graph.operations) > 9000
+    begin = time.process_time()
+    assert str(execution_page(run))
+    assert str(memory_page(run))
+    assert model_document(run, "Model", is_named=True)["stages"] == 64
+    assert time.process_time() - begin < 10
 
 
 def test_the_length_of_a_window_is_fast_enough_for_searches():
