@@ -7,6 +7,7 @@ division_costs    the time and the memory of a model's divisions into stages
 slowest_stage     the division whose slowest stage is as fast as possible
 splits            the search for the fastest division of a model into stages
 recomputation     the search for the fastest kind of recomputation
+fewest_ipus       the search for the fewest IPUs on which a model fits
 search_answers    the results of the searches for printing and as JSON
 
 A search changes the configuration of a run in many ways, and estimates the memory and time of each
@@ -16,6 +17,7 @@ May call: ipu, documents, errors.
 """
 
 from popdist_py.ipu.searches.batch import largest_batch
+from popdist_py.ipu.searches.fewest_ipus import Combination, fewest_ipus
 from popdist_py.ipu.searches.places import places_to_cut, with_checkpoints
 from popdist_py.ipu.searches.recomputation import cheapest_recomputation
 from popdist_py.ipu.searches.run import Run
@@ -23,9 +25,11 @@ from popdist_py.ipu.searches.slowest_stage import least_slowest
 from popdist_py.ipu.searches.splits import best_splits
 
 __all__ = [
+    "Combination",
     "Run",
     "best_splits",
     "cheapest_recomputation",
+    "fewest_ipus",
     "largest_batch",
     "least_slowest",
     "places_to_cut",

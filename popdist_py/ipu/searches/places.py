@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from popdist_py.ipu.graph import Graph
 
-__all__ = ["crossing_bytes", "lives", "places_to_cut", "with_checkpoints"]
+__all__ = ["cheap_places", "crossing_bytes", "lives", "places_to_cut", "with_checkpoints"]
 
 
 def places_to_cut(graph: Graph) -> tuple[int, ...]:
@@ -61,6 +61,18 @@ def crossing_bytes(graph: Graph, *, is_training: bool) -> list[int]:
         changes[first + 1] += copied
         changes[last + 1] -= copied
     return list(accumulate(changes))[:-1]
+
+
+def cheap_places(graph: Graph) -> tuple[int, ...]:
+    """Return the places that few bytes cross, such as the places between the layers of a model.
+
+    A tensor that all layers read, such as an attention mask, crosses all of these places.
+    """
+    crossing = crossing_bytes(graph, is_training=False)[1:-1]
+    if not crossing:
+        return ()
+    few = sorted(crossing)[len(crossing) // 10]
+    return tuple(place for place, size in enumerate(crossing, 1) if 0 < size <= 1.05 * few)
 
 
 def lives(graph: Graph) -> dict[str, tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Searches for the best batch, stages or recomputation, with results for printing and as JSON.
+"""Searches for the best batch, stages, recomputation or IPUs, with printable results.
 
 Each search returns an ``Answer``, a result that can be printed and converted to JSON. The search
 algorithms are in the module ``searches``.
@@ -18,22 +18,30 @@ from popdist_py.ipu.graph import Graph, Placement
 from popdist_py.ipu.memory import memory
 from popdist_py.ipu.memory_contents import UNCERTAINTY, Verdict
 from popdist_py.ipu.searches.batch import largest_batch
+from popdist_py.ipu.searches.fewest_ipus import MOST_IPUS, Combination, fewest_ipus
 from popdist_py.ipu.searches.recomputation import cheapest_recomputation
 from popdist_py.ipu.searches.run import Run
 from popdist_py.ipu.searches.splits import best_splits, with_micro_batches
 
-__all__ = ["Answer", "find_batch", "find_recomputation", "find_splits", "first_modules"]
+__all__ = [
+    "Answer",
+    "find_batch",
+    "find_ipus",
+    "find_recomputation",
+    "find_splits",
+    "first_modules",
+]
 
 _VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Answer(Report):
-    """The result of a search for the best batch, stages or recomputation.
+    """The result of a search for the best batch, stages, recomputation or number of IPUs.
 
     Attributes:
-        question: The name of the setting that is searched, which is "batch", "splits" or
-            "recompute".
+        question: The name of the setting that is searched, which is "batch", "splits",
+            "recompute" or "ipus".
         sentence: The result of the search, as a sentence for the user.
         json_values: The result of the search, as JSON values for programs. ``json_values`` is empty
             if the search found nothing that fits into memory.
@@ -126,6 +134,58 @@ def find_recomputation(run: Run) -> Answer:
     if marked:
         sentence += f", with checkpoints behind {len(marked)} operations: {', '.join(marked)}"
     return Answer("recompute", sentence, {"recompute": kind, "checkpoints": marked}, found)
+
+
+def find_ipus(run: Run, most: int | None = None) -> Answer:
+    """Find the fewest IPUs on which the model fits, with a division and options of the run.
+
+    Args:
+        run: The configuration of the run. The search does not use its division into stages.
+        most: The largest number of IPUs of one replica. None stands for 64.
+    """
+    found = fewest_ipus(run) if most is None else fewest_ipus(run, most)
+    if not found:
+        sentence = f"No number of IPUs up to {most or MOST_IPUS} fits (powers of two)"
+        return Answer("ipus", sentence, {}, None)
+    best, *others = found
+    made = best.run
+    where = ""
+    if made.placement.num_stages > 1:
+        names = first_modules(made.graph, made.placement)
+        places = zip(made.placement.ipus[1:], names, strict=True)
+        where = ": " + ", ".join(f"IPU {ipu} from {name}" for ipu, name in places)
+    sentence = f"The fewest IPUs on which it fits: {best.ipus}{where}"
+    if best.changes:
+        sentence += f"\nWith {', '.join(best.changes)}"
+    numbers = map(Column, ("IPUs", "samples/s", "fullest tile"))
+    columns = (*numbers, Column("then", is_words=True), Column("with", is_words=True))
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (
+            str(one.ipus),
+            f"{one.samples_per_second:,.1f}",
+            Share(one.run.fullest.share),
+            one.verdict,
+            ", ".join(one.changes) or "the options as given",
+        )
+        for one in others
+    )
+    note = "Only powers of two are compared, because PopTorch reserves such numbers of IPUs."
+    more = (Section("Alternatives", columns if rows else (), rows, (note,)),)
+    values = _of_combination(best) | {"alternatives": [_of_combination(one) for one in others]}
+    return Answer("ipus", sentence, values, made, more)
+
+
+def _of_combination(found: Combination) -> dict[str, Any]:
+    """Return the JSON values of a combination of a number of IPUs and options."""
+    return {
+        "num_ipus": found.ipus,
+        "splits": first_modules(found.run.graph, found.run.placement),
+        "ipus": list(found.run.placement.ipus),
+        "changes": list(found.changes),
+        "samples_per_second": found.samples_per_second,
+        "verdict": found.verdict,
+        "share": found.run.fullest.share,
+    }
 
 
 def first_modules(graph: Graph, placement: Placement) -> list[str]:

@@ -41,7 +41,7 @@ _TRIED: Final = 24
 # The number of divisions whose beginnings of stages the search moves.
 _STARTS: Final = 2
 # The weights of the time of weight updates, with which the search looks for balanced divisions.
-_UPDATES: Final = (0.0, 1.0, 4.0)
+_UPDATES: Final = (1.0, 0.0, 4.0)
 # The largest number of times that the search moves beginnings of stages.
 _ROUNDS: Final = 60
 
@@ -148,16 +148,16 @@ class _Search:
         if comb(len(self.inner), self.stages - 1) <= _FEW_DIVISIONS:
             fitting = (cuts for _, cuts in self._fastest_first() if costs.fits(cuts, limit))
             return next(fitting, None)
-        starts = self._starts(limit, tries_all=tries_all)
+        starts = self._starts(limit, _UPDATES[:1] if is_quick else _UPDATES, tries_all=tries_all)
         if is_quick:
             return min(starts, key=costs.cycles, default=None)
         moved = (self._moved(cuts, limit) for cuts in starts)
         return min(moved, key=costs.cycles, default=None)
 
-    def _starts(self, limit: float, *, tries_all: bool) -> list[Cuts]:
+    def _starts(self, limit: float, updates: Sequence[float], *, tries_all: bool) -> list[Cuts]:
         """Return good divisions that fit, as beginnings of a search."""
         selected = self._selected()
-        found = [self._balanced(selected, limit, update) for update in _UPDATES]
+        found = [self._balanced(selected, limit, update) for update in updates]
         if tries_all and not any(found):
             found = [self._balanced(self.inner, limit, 0.0)]
         found.append(self._own(limit))

@@ -32,6 +32,7 @@ from popdist_py.ipu.searches import Run
 from popdist_py.ipu.searches.search_answers import (
     Answer,
     find_batch,
+    find_ipus,
     find_recomputation,
     find_splits,
 )
@@ -258,11 +259,12 @@ _OPTIONS: Final = (
     ),
     _option("--synthetic-data", is_flag=True, help="Transfer no data from or to the host."),
     _option(
-        "--find", type=click.Choice(["batch", "splits", "recompute"]),
+        "--find", type=click.Choice(["batch", "splits", "recompute", "ipus"]),
         help="Search instead: the largest micro-batch, the best splits over --ipus IPUs, the "
-        "cheapest recomputation that fits.",
+        "cheapest recomputation that fits, or the fewest IPUs (a power of two) with splits, "
+        "recomputation and memory outside the chip.",
     ),
-    _option("--ipus", type=_COUNT, help="For --find splits."),
+    _option("--ipus", type=_COUNT, help="For --find splits; the most for --find ipus."),
     _option("--json", "as_json", is_flag=True, help="Print JSON."),
     _option(
         "--page", type=_PATH, metavar="FILE.html",
@@ -301,7 +303,7 @@ def _command(
     inputs: Sequence[InputSpec],
     batch: int,
     loss: str | None,
-    find: Literal["batch", "splits", "recompute"] | None,
+    find: Literal["batch", "splits", "recompute", "ipus"] | None,
     ipus: int | None,
     as_json: bool,
     page: Path | None,
@@ -313,11 +315,13 @@ def _command(
     With ``--page``, also write the page of the run that was described or found.
     """
     wanted = wanted_page(page, beside)
-    if (ipus is not None) != (find == "splits"):
-        raise click.UsageError("--find splits and --ipus N are given together")
+    if ipus is None and find == "splits":
+        raise click.UsageError("--find splits needs --ipus N")
+    if ipus is not None and find not in ("splits", "ipus"):
+        raise click.UsageError("--ipus N is for --find splits and --find ipus")
     if options["inference"] and loss is not None:
         raise click.UsageError("--loss is for training: --inference has none")
-    asked = CommandOptions(**options, ipus=ipus)
+    asked = CommandOptions(**options, ipus=ipus if find == "splits" else None)
     context = click.get_current_context()
     try:
         # Text that the user's code prints must not mix with the report, which programs may read.
@@ -363,6 +367,8 @@ def _model_graph(example: Example, loss: str | None, *, training: bool) -> Model
 def _answer(run: Run, find: str, ipus: int | None) -> Answer:
     if find == "batch":
         return find_batch(run)
+    if find == "ipus":
+        return find_ipus(run, ipus)
     return find_recomputation(run) if ipus is None else find_splits(run, ipus)
 
 

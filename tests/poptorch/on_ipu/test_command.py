@@ -178,6 +178,9 @@ def test_searches():
     splits = told(*ENCODER, "--find", "splits", "--ipus", "3")["splits"]
     assert len(splits) == 2
     assert len(needed(*ENCODER, "--split", ",".join(splits))) == 3
+    fewest = told(*ENCODER, "--find", "ipus", "--ipus", "4")
+    assert (fewest["num_ipus"], fewest["verdict"], fewest["changes"]) == (1, "fits", [])
+    assert [one["num_ipus"] for one in fewest["alternatives"]] == [2, 4]
     cheapest = told(*ENCODER, "--find", "recompute")
     assert (cheapest["recompute"], cheapest["checkpoints"]) == ("none", [])
     code, out, _ = ask(*ENCODER, "--find", "splits", "--ipus", "3")
@@ -204,8 +207,8 @@ def test_nothing_is_found():
         (["torch.nn:Linear", "--off-chip", "weights,data"], "is not one of"),
         (["torch.nn:Linear", "--available-memory-proportion", "0.5,2"], "not in the range"),
         (["torch.nn:Linear", "--batch", "0"], "not in the range"),
-        (["torch.nn:Linear", "--find", "splits"], "--find splits and --ipus N"),
-        (["torch.nn:Linear", "--ipus", "2"], "--find splits and --ipus N"),
+        (["torch.nn:Linear", "--find", "splits"], "--find splits needs --ipus N"),
+        (["torch.nn:Linear", "--ipus", "2"], "--ipus N is for --find splits"),
         (["torch.nn:Linear", "--inference", "--loss", "mse"], "--inference has none"),
         (["nowhere:f"], "there is no module nowhere"),
         (

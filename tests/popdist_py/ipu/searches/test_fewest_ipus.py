@@ -1,0 +1,79 @@
+"""The fewest IPUs on which a model fits, and the options with which it does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from popdist_py.ipu.graph import Placement
+from popdist_py.ipu.searches import Run, fewest_ipus
+from popdist_py.ipu.settings import ADAM, HALF_ADAM, Settings
+from popdist_py.ipu.specification import MK2
+from tools.device.ipu_graphs import mlp
+
+GRAPH = mlp([512] * 7, batch=512)
+RUN = Run(GRAPH, Placement.cut(GRAPH), Settings(accumulation=16, optimizer=ADAM), MK2)
+
+
+def on(tiles: int, run: Run = RUN) -> Run:
+    return replace(run, ipu=replace(MK2, tiles=tiles))
+
+
+def test_one_ipu_is_enough_if_everything_fits():
+    best, *others = fewest_ipus(RUN, 4)
+    assert (best.ipus, best.changes, best.verdict) == (1, (), "fits")
+    assert [one.ipus for one in others] == [2, 4]
+    assert all(one.samples_per_second > best.samples_per_second for one in others)
+
+
+@pytest.mark.parametrize("tiles", [60, 40, 32, 24, 16])
+def test_what_is_found_fits_and_nothing_smaller_does(tiles):
+    run = on(tiles)
+    best, *others = fewest_ipus(run, 8)
+    assert best.verdict == best.run.fullest.verdict == "fits"
+    assert all(one.ipus >= best.ipus or one.verdict == "close" for one in others)
+    alike = [one.samples_per_second for one in others if one.ipus == best.ipus]
+    assert all(speed <= best.samples_per_second for speed in alike)
+    # With half of the IPUs, nothing certainly fits.
+    for fewer in fewest_ipus(run, best.ipus // 2):
+        assert fewer.verdict == "close"
+
+
+def test_changes_are_those_of_the_run():
+    found = [one for tiles in (16, 24, 32, 40, 60) for one in fewest_ipus(on(tiles), 4)]
+    for one in found:
+        settings = one.run.settings
+        texts = " ".join(one.changes)
+        assert ("optimiser state off the chip" in texts) != settings.optimizer_location.on_chip
+        assert ("activations off the chip" in texts) != settings.activation_location.on_chip
+        assert ("checkpoints" in texts) == any(o.is_checkpoint for o in one.run.graph.operations)
+    assert len({one.changes for one in found}) > 3
+
+
+def test_only_replicas_can_share_optimiser_state():
+    run = replace(RUN, settings=replace(RUN.settings, replicas=4))
+    texts = [
+        text for tiles in (24, 40) for one in fewest_ipus(on(tiles, run), 2) for text in one.changes
+    ]
+    assert "optimiser state sharded" in texts
+    assert "optimiser state sharded" not in [
+        text for tiles in (24, 40) for one in fewest_ipus(on(tiles), 2)
+        for text in one.changes
+    ]  # fmt: skip
+
+
+def test_a_pipeline_gets_the_micro_batches_that_it_needs():
+    run = replace(RUN, settings=Settings(optimizer=HALF_ADAM))
+    found = fewest_ipus(on(32, run), 4)
+    for one in found:
+        least = 2 * one.run.placement.num_stages - 1
+        assert one.run.settings.accumulation >= least
+        assert (f"accumulation of {one.run.settings.accumulation}" in one.changes) == (
+            one.run.settings.accumulation > 1
+        )
+
+
+def test_nothing_fits():
+    graph = mlp([30_000, 30_000, 10], 1)
+    assert fewest_ipus(Run(graph, Placement.cut(graph), Settings(), MK2)) == ()
