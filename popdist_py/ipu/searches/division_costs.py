@@ -6,6 +6,7 @@ A search for the best division compares many divisions that have most stages in 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -63,7 +64,8 @@ class DivisionCosts:
         self._shares: dict[tuple[object, ...], dict[tuple[int, ...], float]] = {}
         self._sending: dict[tuple[int, ...], float] = {}
         made = {o.output.name: i for i, o in enumerate(run.graph.operations)}
-        self._receivers = _first_readers(run.graph)
+        self._receivers = sorted(_first_readers(run.graph).values())
+        self._syncs = _sync_cycles(run, len(self.ipus))
         self._outputs = [made[name] for name in run.graph.outputs if name in made]
 
     def cycles(self, cuts: Cuts) -> float:
@@ -100,6 +102,9 @@ class DivisionCosts:
         contains the transfers from the host and the copies of the tensors that leave the stage.
         """
         forward, backward, receive = (sums[end] - sums[begin] for sums in self._work)
+        first = bisect_left(self._receivers, begin)
+        if first < len(self._receivers) and self._receivers[first] < end:
+            receive += self._syncs
         times = 2 if self._kinds[stage][0] else 1
         copies = self._leaving(begin, end) if self.run.settings.is_pipelined else 0.0
         return receive + times * forward + backward + copies
@@ -233,13 +238,24 @@ def shared_weights(graph: Graph) -> tuple[tuple[int, ...], ...]:
     return tuple(sorted({tuple(each) for each in readers.values() if len(each) > 1}))
 
 
-def _first_readers(graph: Graph) -> list[int]:
-    """Return, for each input that is read, the number of the first operation that reads it."""
-    first: dict[str, int] = {}
-    for index, operation in enumerate(graph.operations):
-        for name in operation.inputs:
-            first.setdefault(name, index)
-    return [first[tensor.name] for tensor in graph.inputs if tensor.name in first]
+def _first_readers(graph: Graph) -> dict[str, int]:
+    """Return a mapping from each input that is read to the first operation that reads it."""
+    readers = ((tensor.name, graph.readers.get(tensor.name)) for tensor in graph.inputs)
+    return {name: found[0] for name, found in readers if found}
+
+
+def _sync_cycles(run: Run, stages: int) -> float:
+    """Return an estimate of the cycles that a receiving stage synchronises with the host.
+
+    Each stage that receives inputs waits for the synchronisations of all of them. Their number is
+    that of a division into stages with equally many operations.
+    """
+    if run.settings.synthetic_data or run.settings.overlaps_io:
+        return 0.0
+    count = len(run.graph.operations)
+    receivers = _first_readers(run.graph).values()
+    receiving = len({index * stages // count for index in receivers})
+    return receiving * run.model.host_sync_seconds * run.ipu.clock
 
 
 def _work_before(run: Run) -> tuple[list[float], list[float], list[float]]:
@@ -253,9 +269,7 @@ def _work_before(run: Run) -> tuple[list[float], list[float], list[float]]:
     forward, backward = operation_cycles(graph, whole, run.settings, run.ipu, run.model)
     receive = [0.0] * len(graph.operations)
     if not (run.settings.synthetic_data or run.settings.overlaps_io):
-        read = {name for operation in graph.operations for name in operation.inputs}
-        tensors = [tensor.name for tensor in graph.inputs if tensor.name in read]
-        for name, first in zip(tensors, _first_readers(graph), strict=True):
+        for name, first in _first_readers(graph).items():
             receive[first] += graph.bytes_of(name) * run.ipu.clock / run.model.host_bandwidth
     return [0.0, *accumulate(forward)], [0.0, *accumulate(backward)], [0.0, *accumulate(receive)]
 
