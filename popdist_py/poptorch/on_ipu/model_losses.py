@@ -6,6 +6,7 @@ The labels of a loss are a further input of the model, because the host sends th
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from popdist_py.poptorch.on_ipu.graph_of_model import traced_outputs
 from popdist_py.poptorch.on_ipu.model_factories import Example
@@ -23,6 +25,8 @@ from popdist_py.poptorch.options.options import Options
 __all__ = ["LOSSES", "OWN_LOSS", "with_loss"]
 
 OWN_LOSS: Final = "own"
+# The attributes of a module that contain the hooks of its forward pass.
+_HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks")
 # A function that computes the loss from the model's first output and the labels.
 _Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -79,20 +83,34 @@ def with_loss(example: Example, loss: str) -> Iterator[Example]:
             "float16; choose --inference, or --loss own where the forward returns its loss"
         )
     module, own, compute = example.module, example.module.forward, LOSSES[loss]
+    hooks = {name: vars(module)[name] for name in _HOOKS}
 
     def forward(labels: torch.Tensor, /, *args: Any, **kwargs: Any) -> tuple[Any, torch.Tensor]:
-        made = own(*args, **kwargs)
+        # The user's hooks run inside the new forward, because they do not expect labels.
+        with _attributes(module, hooks | {"forward": own}):
+            made = module(*args, **kwargs)
         return made, compute(_first_tensor(made), labels)
 
     first = inspect.Parameter("labels", inspect.Parameter.POSITIONAL_ONLY)
     others = inspect.signature(own).parameters.values()
     others_named = (p for p in others if p.name != first.name)
     forward.__signature__ = inspect.Signature([first, *others_named])  # type: ignore[attr-defined]
-    module.forward = forward
-    try:
+    with _attributes(module, {name: OrderedDict() for name in _HOOKS} | {"forward": forward}):
         yield replace(example, args=(_labels(loss, output), *example.args))
+
+
+@contextmanager
+def _attributes(module: nn.Module, values: Mapping[str, Any]) -> Iterator[None]:
+    """Give a module other attributes inside a with statement."""
+    own = vars(module)
+    before = {name: own[name] for name in values if name in own}
+    own.update(values)
+    try:
+        yield
     finally:
-        del module.forward
+        for name in values:
+            del own[name]
+        own.update(before)
 
 
 def _first_output(example: Example) -> torch.Tensor:

@@ -112,6 +112,20 @@ def test_a_loss_leaves_nothing_behind():
     assert "forward" not in vars(example.module)
 
 
+def test_hooks_do_not_see_labels():
+    seen = []
+    module = nn.Linear(3, 2)
+    hook = module.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs)))
+    own = module.forward = lambda x: x * 2
+    with with_loss(Example(module, (torch.ones(4, 3),), {}, has_inputs=False), "mse") as called:
+        seen.clear()
+        made, _ = called.module(*called.args)
+    assert seen == [1]
+    assert made.sum() == 24
+    assert module.forward is own
+    assert list(module._forward_pre_hooks) == [hook.id]
+
+
 @pytest.mark.parametrize(
     ("factory", "words", "inputs", "said"),
     [

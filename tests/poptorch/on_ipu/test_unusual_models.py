@@ -48,7 +48,7 @@ FLAGS = ("--inference", "--synthetic-data", "--json")
         *("bfloat16", "float64", "float16", "data_parallel", "symbolic", "lazy", "scripted_part"),
         *("dict_output", "vectorised", "differentiated", "functional", "changing_input"),
         *("drawing", "eight_bits", "detached", "compiled", "compiled_part", "with_autocast"),
-        *("hooked", "with_none", "with_lock", "with_odd_names", "Twice"),
+        *("hooked", "exported", "with_none", "with_lock", "with_odd_names", "Twice"),
     ],
 )
 def test_estimated(name):

@@ -97,8 +97,14 @@ def hooked():
     model = layers()
     model[0].register_forward_hook(lambda *made: made[-1] * 2)
     model[2].register_forward_pre_hook(lambda _, inputs: (inputs[0] + 1,))
+    model.register_forward_pre_hook(lambda _, inputs: (inputs[0] + 1,))
+    model.register_forward_hook(lambda *made: made[-1] * 2)
     model[0].weight.register_hook(lambda gradient: gradient * 2)
     return model
+
+
+def exported():
+    return torch.export.export(layers(), (torch.zeros(2, 4),)).module()
 
 
 def with_none():
