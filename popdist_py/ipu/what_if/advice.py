@@ -193,7 +193,8 @@ def _training_changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
     settings = run.settings
     optimizer = settings.optimizer
     if settings.recompute_for(run.placement) == "none":
-        again = replace(settings, recompute="stage")
+        is_marked = any(operation.is_checkpoint for operation in run.graph.operations)
+        again = replace(settings, recompute="stage" if is_marked else "standard")
         yield "recomputation", "recomputation", replace(run, settings=again)
     again = replace(settings, recompute="stage", recomputes_last=True)
     checkpoints = with_checkpoints(run.graph, places_to_cut(run.graph))

@@ -11,7 +11,7 @@ in-place operation (such as ``add_``), the tables contain the name without the f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 
 from popdist_py.ipu.graph import Kind, Product, Type
-from popdist_py.poptorch.tracing.recorded_operations import Seen
+from popdist_py.poptorch.tracing.recorded_operations import Observation, Seen
 
 __all__ = [
     "ATTENTIONS",
@@ -33,6 +33,8 @@ __all__ = [
     "Rule",
     "Saves",
     "attention_products",
+    "given",
+    "is_cast",
     "multiplied",
     "per_sample",
     "rule_of",
@@ -92,7 +94,8 @@ _KINDS: Final[Mapping[Rule, str]] = MappingProxyType(
         "im2col col2im round floor ceil sign trunc argmax argmin eq ne lt le gt ge logical_and "
         "logical_or logical_not bitwise_not bitwise_and bitwise_or isnan isinf isfinite any all "
         "fill zero tril triu slice_scatter select_scatter select_backward slice_backward split "
-        "unbind chunk channel_shuffle native_channel_shuffle one_hot _local_scalar_dense diag",
+        "unbind chunk channel_shuffle native_channel_shuffle native_dropout one_hot "
+        "_local_scalar_dense diag",
     }
 )  # fmt: skip
 _RULES: Final = MappingProxyType(
@@ -235,3 +238,25 @@ def attention_products(query: Seen, value: Seen, batch: int) -> tuple[Product, P
     other, width = value.shape[-2:]
     count = per_sample(prod(query.shape[:-2]), batch)
     return Product(length, depth, other, count), Product(length, other, width, count)
+
+
+def given(operations: Sequence[Observation]) -> list[Seen]:
+    """Return the tensors that the given operations read, without the tensors that they compute."""
+    made: set[int] = set()
+    given: list[Seen] = []
+    for seen in operations:
+        given += [tensor for tensor in seen.inputs if tensor.storage not in made]
+        known = {tensor.storage for tensor in seen.inputs}
+        made |= {output.storage for output in seen.outputs} - known
+    return given
+
+
+def is_cast(seen: Observation) -> bool:
+    """Tell whether an operation converts a float16 tensor to float32.
+
+    The emulation inserts conversions from float16 into the torch functions that the emulation runs
+    in float32.
+    """
+    if seen.operator != "_to_copy" or not seen.inputs:
+        return False
+    return seen.inputs[0].dtype == torch.float16 and seen.outputs[0].dtype == torch.float32

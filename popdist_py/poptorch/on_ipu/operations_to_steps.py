@@ -29,6 +29,8 @@ from popdist_py.poptorch.on_ipu.operation_rules import (
     RECURRENT,
     TYPES,
     attention_products,
+    given,
+    is_cast,
     multiplied,
     per_sample,
     rule_of,
@@ -80,7 +82,8 @@ class _Reading:
         self._values: dict[int, Value] = {}
         self._weights: dict[str, Weight] = {}
         self._constants: set[str] = set()
-        self._masks: set[int] = set()
+        # For each random mask of a dropout, the call of the torch function that made the mask.
+        self._masks: dict[_Source, tuple[str, int]] = {}
         self._proportions: dict[int, float] = {}
         self._steps: list[Step] = []
         # For each storage (memory of torch tensors), the source of its current elements. Views of a
@@ -190,7 +193,7 @@ class _Reading:
 
     def call(self, operations: Sequence[Observation]) -> None:
         """Convert the operations of one call of a torch function to steps."""
-        self._is_half = len(operations) > 2 and any(map(_is_cast, operations))
+        self._is_half = len(operations) > 2 and any(map(is_cast, operations))
         for seen in operations:
             self._operation(seen)
         self._is_half = False
@@ -302,11 +305,16 @@ class _Reading:
         if main and kind == "product":
             product, sources = self._product(seen, output, sources)
             kind = "product" if product else "elementwise"
+        data = [one for one in sources if self._masks.get(one) != seen.function]
+        is_dropout = len(data) < len(sources) and rule.saves == "others"
+        if is_dropout:
+            # PopART's dropout computes its mask from a seed, again in the backward pass.
+            sources = data
         result = self._made(output, sources, kind=kind)
         inputs, weights = _parted(sources)
         # If a tensor is multiplied by a number, the tensor's gradient does not depend on the
         # tensor's own elements.
-        is_scaling = rule.saves == "others" and len(seen.inputs) == 1
+        is_scaling = rule.saves == "others" and (len(seen.inputs) == 1 or is_dropout)
         self._steps.append(
             Step(
                 operator=seen.operator,
@@ -372,7 +380,7 @@ class _Reading:
             reads = [whole]
         result = self._step(seen, target, [*reads, *sources], hold=False)
         if seen.operator == "bernoulli_":
-            self._masks.add(result)
+            self._masks[result] = seen.function
             self._values[result] = replace(self._values[result], type="bool")
         if not is_whole:
             part = self._values[result]
@@ -439,8 +447,8 @@ class _Reading:
         directions. The operations of a recurrent layer therefore belong to a single layer with one
         direction.
         """
-        given = _given(operations)
-        sources = list(dict.fromkeys(self._read(tensor, operations[0]) for tensor in given))
+        tensors = given(operations)
+        sources = list(dict.fromkeys(self._read(tensor, operations[0]) for tensor in tensors))
         inputs = [one for one in sources if isinstance(one, int)]
         names = [one for one in sources if isinstance(one, str) and one not in self._constants]
         shapes = {w.name: w.value.shape for w in self._observed.weights}
@@ -477,30 +485,8 @@ class _Reading:
             self._hold(output.storage, result)
 
 
-def _given(operations: Sequence[Observation]) -> list[Seen]:
-    """Return the tensors that the given operations read, without the tensors that they compute."""
-    made: set[int] = set()
-    given: list[Seen] = []
-    for seen in operations:
-        given += [tensor for tensor in seen.inputs if tensor.storage not in made]
-        known = {tensor.storage for tensor in seen.inputs}
-        made |= {output.storage for output in seen.outputs} - known
-    return given
-
-
 def _type(dtype: torch.dtype) -> Type:
     return TYPES.get(dtype, "float32")
-
-
-def _is_cast(seen: Observation) -> bool:
-    """Tell whether an operation converts a float16 tensor to float32.
-
-    The emulation inserts conversions from float16 into the torch functions that the emulation runs
-    in float32.
-    """
-    if seen.operator != "_to_copy" or not seen.inputs:
-        return False
-    return seen.inputs[0].dtype == torch.float16 and seen.outputs[0].dtype == torch.float32
 
 
 def _parted(sources: Sequence[_Source]) -> tuple[tuple[int, ...], tuple[str, ...]]:

@@ -48,16 +48,17 @@ def test_the_smallest_of_each_interval_is_kept():
 def test_all_that_is_live_at_the_moment_is_kept():
     build = Builder(1, "float32")
     x = build.input("x", 1)
-    first = build.add("first", "elementwise", [x], 2)
-    second = build.add("second", "elementwise", [first], 2)
-    third = build.add("third", "elementwise", [second, first], 90)
-    graph = build.graph([build.add("last", "elementwise", [third], 1)])
+    first = build.add("first", "elementwise", [x], 1)
+    skip = build.add("skip", "elementwise", [first], 2)
+    inner = build.add("inner", "elementwise", [skip], 90)
+    inner = build.add("end", "elementwise", [inner], 5)
+    both = build.add("both", "elementwise", [inner, skip], 90)
+    graph = build.graph([build.add("last", "elementwise", [both], 1)])
     stage = stage_of(graph, Placement.cut(graph), Settings(), MK2, 0)
-    assert list(decreasing_intervals(4)) == [(0, 3), (3, 4)]
-    assert chosen_checkpoints(stage) == {"first:out", "last:out"}
-    later = replace(stage, operations=stage.operations[1:])
+    # In the second interval the least is live after "end", and then "skip" is live too.
+    assert chosen_checkpoints(stage) == {"first:out", "skip:out", "end:out", "last:out"}
     # What a stage receives is kept anyway.
-    assert "first:out" not in chosen_checkpoints(later)
+    assert "skip:out" not in chosen_checkpoints(replace(stage, operations=stage.operations[2:]))
 
 
 @pytest.mark.parametrize(

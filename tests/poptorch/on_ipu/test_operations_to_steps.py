@@ -119,11 +119,32 @@ def test_inputs_are_named_as_the_arguments_of_forward():
     assert [tensor.name for tensor in found.graph.inputs] == ["pair.0", "pair.1", "scale"]
 
 
-def test_dropout_makes_a_mask_of_bits():
-    found = graph(lambda x, _: nn.functional.dropout(x, 0.5, training=True))
-    assert [(o.name, o.output.type) for o in found.operations] == [
-        ("bernoulli", "bool"), ("mul", "float32"),
+def test_dropout_saves_no_mask():
+    """The backward of PopART's dropout makes the mask again, from its seed."""
+    found = graph(lambda x, m: nn.functional.dropout(x @ m.weight, 0.5, training=True))
+    assert [(o.name, o.saved) for o in found.operations] == [("mm", ("x",)), ("mul", ())]
+
+
+def test_a_mask_of_the_program_has_bits_and_is_saved():
+    def masked(x, m):
+        mask = torch.empty_like(x).bernoulli_(0.5)
+        return (x @ m.weight) * mask
+
+    found = graph(masked)
+    assert [(o.name, o.output.type, o.saved) for o in found.operations] == [
+        ("bernoulli", "bool", ()), ("mm", "float32", ("x",)),
+        ("mul", "float32", ("bernoulli:out",)),
     ]  # fmt: skip
+
+
+def test_dropout_in_attention_saves_no_mask():
+    def attended(x, m):
+        x = (x @ m.weight).view(1, 1, 4, 6)
+        return nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+
+    found = graph(attended)
+    assert "bool" not in {o.output.type for o in found.operations}
+    assert not [o.name for o in found.operations if "bernoulli" in o.name]
 
 
 def test_what_is_cast_while_it_is_written_is_not_read_either():
