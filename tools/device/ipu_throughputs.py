@@ -47,7 +47,7 @@ class Throughput:
 
     @property
     def title(self) -> str:
-        """The name of the run, and what distinguishes it from other rows of the same run."""
+        """The name of the run, with notes on packing and synthetic data."""
         notes = [", packed"] if self.samples_per_pack > 1 else []
         notes += [", synthetic data"] if self.synthetic_data else []
         return self.name + "".join(notes)
@@ -127,7 +127,8 @@ def _loading(replicas: int, samples: int, role: Role, *, synthetic: bool) -> Thr
 
 
 def _conformer(ipu: IPU, replicas: int, samples: int) -> Throughput:
-    # The global batches are not published. Here each replica accumulates 16 micro-batches.
+    # Neither the global batch nor the micro-batch and the split are published. The split was chosen
+    # with the throughput in view, so only the ratios between these rows judge the model.
     return _row(_CONFORMER, ipu, replicas, 64 * replicas, samples)
 
 
