@@ -123,11 +123,7 @@ def made_example(
             type. The inputs of the model are missing, or both the factory function and the command
             line give inputs.
     """
-    function = factory_function(factory)
-    arguments = {name: _value(word) for name, word in words.items()}
-    _check_arguments(factory, function, arguments)
-    with user_code(factory):
-        made = function(**arguments)
+    made = _made(factory, words)
     found, given = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     module = _unwrapped(found)
     _check_module(factory, module, made)
@@ -146,6 +142,19 @@ def made_example(
     _check_call(example)
     _initialise(sample)
     return example
+
+
+def _made(factory: str, words: Mapping[str, str]) -> Any:
+    """Return the value of the factory function; a module that is no function is its own value."""
+    function = factory_function(factory)
+    if isinstance(function, nn.Module):
+        if words:
+            raise FactoryError(f"{factory} is a module and takes no arguments: leave --set out")
+        return function
+    arguments = {name: _value(word) for name, word in words.items()}
+    _check_arguments(factory, function, arguments)
+    with user_code(factory):
+        return function(**arguments)
 
 
 def _tensors(inputs: Sequence[InputSpec], batch: int) -> tuple[torch.Tensor, ...]:

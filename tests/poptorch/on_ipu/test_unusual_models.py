@@ -48,7 +48,7 @@ FLAGS = ("--inference", "--synthetic-data", "--json")
         *("bfloat16", "float64", "float16", "data_parallel", "symbolic", "lazy", "scripted_part"),
         *("dict_output", "vectorised", "differentiated", "functional", "changing_input"),
         *("drawing", "eight_bits", "detached", "compiled", "compiled_part", "with_autocast"),
-        *("hooked", "exported", "with_none", "with_lock", "with_odd_names", "Twice"),
+        *("an_instance", "hooked", "exported", "with_none", "with_lock", "with_odd_names", "Twice"),
     ],
 )
 def test_estimated(name):
@@ -82,6 +82,12 @@ def test_large_inputs_need_no_memory():
     assert code == 1
     assert out.startswith("Memory: does not fit on 1 mk2 IPU;")
     assert ask(f"{FILE}:huge_result", "--input", "4")[0] == 1
+
+
+def test_a_module_takes_no_arguments():
+    code, _, errors = ask(f"{FILE}:an_instance", "--input", "4", "--set", "width=3")
+    assert code == 2
+    assert "leave --set out" in errors
 
 
 def test_inference_does_not_train():

@@ -103,6 +103,9 @@ def hooked():
     return model
 
 
+an_instance = layers()
+
+
 def exported():
     return torch.export.export(layers(), (torch.zeros(2, 4),)).module()
 
