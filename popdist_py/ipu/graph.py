@@ -219,12 +219,13 @@ class Graph:
         for operation in self.operations:
             missing = [name for name in operation.inputs if name not in known]
             missing += [name for name in operation.weights if name not in weights]
-            missing += [n for n in operation.saved if n not in known | {operation.output.name}]
+            own = operation.output.name
+            missing += [name for name in operation.saved if name not in known and name != own]
             if missing:
                 raise ValueError(f"{operation.name} reads {missing[0]}, which nothing makes")
-            if operation.output.name in known:
-                raise ValueError(f"{operation.output.name} is made twice")
-            known.add(operation.output.name)
+            if own in known:
+                raise ValueError(f"{own} is made twice")
+            known.add(own)
         if missing := [name for name in self.outputs if name not in known]:
             raise ValueError(f"output {missing[0]} is made by nothing")
 

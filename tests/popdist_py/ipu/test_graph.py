@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 
 import pytest
 
@@ -83,3 +84,10 @@ def test_a_graph_that_was_read_can_be_stored():
     graph = mlp([4, 5, 6], batch=2)
     assert graph.root_of
     assert pickle.loads(pickle.dumps(graph)) == graph
+
+
+def test_many_operations_are_checked_in_a_moment():
+    graph = mlp([8] * 10_001, 4)
+    begin = time.process_time()
+    assert len(graph.with_batch(5).operations) == 20_000
+    assert time.process_time() - begin < 1
