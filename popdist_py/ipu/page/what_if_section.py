@@ -26,7 +26,9 @@ __all__ = ["Alternative", "alternatives", "what_if_section"]
 _MOST_OPERATIONS: Final = 40_000
 _LEAST_ALTERNATIVES: Final = 16
 _MOST_ALTERNATIVES: Final = 120
-_MOST_IPUS: Final = 64
+# A search for stages on more IPUs, of which none fits, takes seconds.
+_MOST_IPUS: Final = 32
+_MANY_IPUS: Final = 16
 _HALF: Final = "16.16"
 _BITS: Final = {"float32": "32", "float16": "16"}
 _ORDER: Final[tuple[Verdict, ...]] = ("fits", "close", "does not fit")
@@ -131,20 +133,21 @@ def _other_counts(run: Run) -> list[int]:
         return []
     own = run.placement.num_ipus
     most = min(_MOST_IPUS, len(run.graph.operations))
-    counts = dict.fromkeys([2 * own, own // 2, 1, 4 * own])
+    counts = dict.fromkeys([2 * own, own // 2, 1, *([4 * own] if 4 * own <= _MANY_IPUS else [])])
     return [count for count in counts if 0 < count <= most and count != own]
 
 
 def _placements(run: Run) -> list[Placement]:
-    """Return the placement of a run, and the best ones for half and more IPUs, nearest first.
+    """Return the placement of a run, and good ones for other numbers of IPUs, nearest first.
 
-    If no division into stages fits with the types of the run, one for half precision is returned.
+    A search for the best placements would take longer than the rest of the page. If no division
+    into stages fits with the types of the run, one for half precision is returned.
     """
     found = [run.placement]
     for count in _other_counts(run):
         for _, graph in _graphs(run.graph):
             other = _filled(replace(run, graph=graph))
-            placement = best_splits(other, count, tries_all=False)
+            placement = best_splits(other, count, tries_all=False, is_quick=True)
             if placement is not None:
                 found.append(placement)
                 break
@@ -191,8 +194,13 @@ def what_if_section(run: Run) -> Section:
         parts.append(Sentence(f"No division of the model over {numbers} IPUs was found to fit."))
     splits = _split_rows(found)
     if splits:
-        parts.append(Sentence("The IPUs of the rows begin at these modules:"))
-        parts.append(Table("Splits", ("IPUs", "--split"), splits))
+        parts.append(
+            Sentence(
+                "The stages after the first begin at these operations. For other numbers of IPUs than those "
+                "of this run, --find splits may find faster divisions."
+            )
+        )
+        parts.append(Table("Splits", ("IPUs", "stages begin at"), splits))
     return Section("What if", tuple(parts))
 
 
@@ -207,5 +215,5 @@ def _split_rows(found: list[Alternative]) -> list[tuple[str, str]]:
         stages = range(1, run.placement.num_stages)
         starts = [run.placement.stages.index(stage) for stage in stages]
         if starts:
-            rows.append((str(count), ",".join(run.graph.operations[at].name for at in starts)))
+            rows.append((str(count), ", ".join(run.graph.operations[at].name for at in starts)))
     return rows
