@@ -196,8 +196,8 @@ def what_if_section(run: Run) -> Section:
     if splits:
         parts.append(
             Sentence(
-                "The stages after the first begin at these operations. For other numbers of IPUs than those "
-                "of this run, --find splits may find faster divisions."
+                "The stages after the first begin at these operations. For other numbers of IPUs "
+                "than those of this run, --find splits may find faster divisions."
             )
         )
         parts.append(Table("Splits", ("IPUs", "stages begin at"), splits))
