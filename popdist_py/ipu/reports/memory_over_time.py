@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from popdist_py.ipu.memory import category_of_block, ipu_memory, walks
-from popdist_py.ipu.memory_contents import Category
+from popdist_py.ipu.memory import category_of_block, walks
+from popdist_py.ipu.memory_contents import Category, IpuMemory
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.tensor_liveness import live_at
 
@@ -31,18 +31,21 @@ class LiveBytes:
     bytes: int
 
 
-def curve(run: Run, number: int) -> tuple[LiveBytes, ...]:
+def curve(run: Run, own: IpuMemory) -> tuple[LiveBytes, ...]:
     """Return an IPU's used bytes at every moment of forward pass, backward pass and weight update.
 
     If the IPU runs several stages of the model, the moments of an earlier stage come before those
     of a later stage. The largest returned number of used bytes is the memory that the IPU needs.
     Each returned number of used bytes includes the same number of bytes for gaps between variables.
     The number of bytes for gaps is computed from the moment that needs the most memory.
+
+    Args:
+        run: The configuration of the run.
+        own: The contents of the IPU's memory, which the function ``memory`` returns for the run.
     """
-    own = ipu_memory(run.graph, run.placement, run.settings, run.ipu, number, run.estimates)
     found = []
     always_live = own.always_live
-    for fetched, moments in walks(run.graph, run.placement, run.settings, run.ipu, number):
+    for fetched, moments in walks(run.graph, run.placement, run.settings, run.ipu, own.ipu):
         base = always_live + sum(part.bytes for part in fetched)
         found += [
             LiveBytes(moment.name, base + total)

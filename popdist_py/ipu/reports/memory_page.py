@@ -217,7 +217,7 @@ def memory_page(run: Run) -> MemoryPage:
         device=run.ipu.name,
         tile_bytes=run.ipu.tile_bytes,
         ipus=report.ipus,
-        curves=tuple(curve(run, own.ipu) for own in report.ipus),
+        curves=tuple(curve(run, own) for own in report.ipus),
         problem=explain(run),
     )
 

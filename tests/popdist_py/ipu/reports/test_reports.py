@@ -123,7 +123,7 @@ def test_the_highest_of_a_curve_is_what_is_needed(widths, stages, strategy, reco
         accumulation=4 if is_training else 1, optimizer=ADAM,
     )  # fmt: skip
     for ipu in memory_page(own).ipus:
-        points = curve(own, ipu.ipu)
+        points = curve(own, ipu)
         highest = max(points, key=lambda point: point.bytes)
         assert highest.bytes == ipu.needed
         assert highest.moment == ipu.peak_at
