@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from textwrap import wrap
 from typing import Final, TypeAlias
 
@@ -52,10 +52,17 @@ Cell: TypeAlias = str | Share | Course
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column's name and alignment: words are aligned to the left, numbers to the right."""
+    """A column of a table.
+
+    Attributes:
+        name: The name of the column.
+        is_words: Whether cells are aligned to the left, as words are.
+        wraps: Whether a cell with too many words continues on the next line.
+    """
 
     name: str
     is_words: bool = False
+    wraps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +132,7 @@ def _lines(section: Section) -> str:
         widths[longest] = max(len(names[longest]), 12, widths[longest] - over)
     lines = [section.title]
     for row in rows if names else []:
-        cells = [
-            _shortened(cell, width).ljust(width) if column.is_words else cell.rjust(width)
-            for cell, width, column in zip(row, widths, section.columns, strict=True)
-        ]
-        lines.append((_GAP + _GAP.join(cells)).rstrip())
+        lines += _row_lines(row, widths, section.columns)
     for note in section.notes:
         for line in note.split("\n"):
             # Long words of a note below a table are not broken, so that the user can copy code from
@@ -137,6 +140,22 @@ def _lines(section: Section) -> str:
             parts = wrap(_GAP + line, _WIDTH, subsequent_indent=2 * _GAP, break_long_words=False)
             lines += parts or [""]
     return "\n".join(lines)
+
+
+def _row_lines(row: Sequence[str], widths: Sequence[int], columns: Sequence[Column]) -> list[str]:
+    """Return the lines of a table's row, of which there are several if a cell's words wrap."""
+    cells = [
+        wrap(cell, width) or [""] if column.wraps else [_shortened(cell, width)]
+        for cell, width, column in zip(row, widths, columns, strict=True)
+    ]
+    lines = []
+    for parts in zip_longest(*cells, fillvalue=""):
+        aligned = [
+            part.ljust(width) if column.is_words else part.rjust(width)
+            for part, width, column in zip(parts, widths, columns, strict=True)
+        ]
+        lines.append((_GAP + _GAP.join(aligned)).rstrip())
+    return lines
 
 
 def _shortened(name: str, width: int) -> str:

@@ -122,19 +122,29 @@ class MemoryPage(Report):
                 for own, live in zip(self.ipus, self.curves, strict=True)
             ],
             "advice": [asdict(one) for one in self.problem.advice] if self.problem else [],
+            "together": [asdict(one) for one in self.problem.together] if self.problem else [],
+            "more_ipus": self.problem.more_ipus if self.problem else "",
         }
 
     def _advice(self) -> Iterator[Section]:
-        if self.problem is not None and self.problem.advice:
-            columns = (Column("MB less"), Column("then", True), Column("change", True))
-            rows = tuple(
-                (_mb(one.saved), "fits" if one.fits else "", one.change)
-                for one in self.problem.advice
-            )
-            yield Section("What would help, each alone", columns, rows)
-            how = tuple(f"{one.change}: {one.how}" for one in self.problem.advice if one.how)
-            if how:
-                yield Section("How", notes=how)
+        if self.problem is None or not self.problem.advice:
+            return
+        numbers = Column("MB less"), Column("time", True)
+        change = Column("change", True, wraps=True)
+        rows = tuple(
+            (_mb(one.saved), one.time, "fits" if one.fits else "", one.change)
+            for one in self.problem.advice
+        )
+        columns = (*numbers, Column("then", True), change)
+        yield Section("What would help, each alone", columns, rows)
+        if len(self.problem.together) > 1:
+            steps = tuple((_mb(o.saved), o.time, o.change) for o in self.problem.together)
+            yield Section("What makes it fit, one after the other", (*numbers, change), steps)
+        if self.problem.more_ipus:
+            yield Section("More IPUs", notes=(f"It also fits on {self.problem.more_ipus}",))
+        how = tuple(f"{one.change}: {one.how}" for one in self.problem.advice if one.how)
+        if how:
+            yield Section("How", notes=how)
 
     def _ipus(self) -> Section:
         names = ("IPU", "needed", "available", "share", "always live", "at the peak")

@@ -20,7 +20,7 @@ from popdist_py.ipu.searches.run import LIMITS, Run
 from popdist_py.ipu.searches.splits import best_splits, with_micro_batches
 from popdist_py.ipu.settings import Settings
 
-__all__ = ["MOST_IPUS", "Combination", "fewest_ipus"]
+__all__ = ["MOST_IPUS", "Combination", "divided", "fewest_ipus"]
 
 # The largest number of IPUs of one replica in a search without another limit.
 MOST_IPUS: Final = 64
@@ -86,17 +86,17 @@ def _combinations(run: Run, count: int) -> Iterator[Combination]:
     A combination is left out if fewer changes are enough: each change costs time.
     """
     options = sorted(_options(run, count), key=lambda option: len(option[0]))
-    if not options or _divided(options[-1][1], count) is None:
+    if not options or divided(options[-1][1], count) is None:
         # The last of the options needs the least memory.
         return
     enough: list[frozenset[str]] = []
     for changes, changed in options:
         if any(fewer < frozenset(changes) for fewer in enough):
             continue
-        divided = _divided(changed, count)
-        if divided is None:
+        found = divided(changed, count)
+        if found is None:
             continue
-        made = _combination(divided, changes)
+        made = _combination(found, changes)
         if made.verdict == "fits":
             enough.append(frozenset(changes))
         yield made
@@ -115,7 +115,7 @@ def _refined(found: Combination) -> Combination:
     return _combination(replace(found.run, placement=placement), found.changes)
 
 
-def _divided(run: Run, count: int) -> Run | None:
+def divided(run: Run, count: int) -> Run | None:
     """Return a run that is divided among ``count`` IPUs, or None if it does not fit."""
     room = count * (run.ipu.tiles - run.settings.io_tiles) * run.ipu.tile_bytes
     if sum(least_bytes(run.graph, run.settings)) > LIMITS[-1] * room:

@@ -25,6 +25,7 @@ from popdist_py.ipu.searches.splits import best_splits, with_micro_batches
 
 __all__ = [
     "Answer",
+    "beginnings",
     "find_batch",
     "find_ipus",
     "find_recomputation",
@@ -149,11 +150,7 @@ def find_ipus(run: Run, most: int | None = None) -> Answer:
         return Answer("ipus", sentence, {}, None)
     best, *others = found
     made = best.run
-    where = ""
-    if made.placement.num_stages > 1:
-        names = first_modules(made.graph, made.placement)
-        places = zip(made.placement.ipus[1:], names, strict=True)
-        where = ": " + ", ".join(f"IPU {ipu} from {name}" for ipu, name in places)
+    where = f": {beginnings(made)}" if made.placement.num_stages > 1 else ""
     sentence = f"The fewest IPUs on which it fits: {best.ipus}{where}"
     if best.changes:
         sentence += f"\nWith {', '.join(best.changes)}"
@@ -173,6 +170,13 @@ def find_ipus(run: Run, most: int | None = None) -> Answer:
     more = (Section("Alternatives", columns if rows else (), rows, (note,)),)
     values = _of_combination(best) | {"alternatives": [_of_combination(one) for one in others]}
     return Answer("ipus", sentence, values, made, more)
+
+
+def beginnings(run: Run) -> str:
+    """Return a text with the first operation of each stage but the first, and its IPU."""
+    names = first_modules(run.graph, run.placement)
+    places = zip(run.placement.ipus[1:], names, strict=True)
+    return ", ".join(f"IPU {ipu} from {name}" for ipu, name in places)
 
 
 def _of_combination(found: Combination) -> dict[str, Any]:

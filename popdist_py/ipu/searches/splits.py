@@ -145,19 +145,23 @@ class _Search:
             is_quick: Whether to return a division before it is compared with similar ones.
         """
         costs = self.costs
-        if comb(len(self.inner), self.stages - 1) <= _FEW_DIVISIONS:
+        few = _FEW_DIVISIONS // 30 if is_quick else _FEW_DIVISIONS
+        if comb(len(self.inner), self.stages - 1) <= few:
             fitting = (cuts for _, cuts in self._fastest_first() if costs.fits(cuts, limit))
             return next(fitting, None)
-        starts = self._starts(limit, _UPDATES[:1] if is_quick else _UPDATES, tries_all=tries_all)
         if is_quick:
-            return min(starts, key=costs.cycles, default=None)
+            some = self._selected(_MANY_PLACES // 2)
+            quick = self._balanced(some, limit, _UPDATES[0]), self._own(limit)
+            allowed = (cuts for cuts in quick if cuts is not None and costs.is_allowed(cuts))
+            return min(allowed, key=costs.cycles, default=None)
+        starts = self._starts(limit, tries_all=tries_all)
         moved = (self._moved(cuts, limit) for cuts in starts)
         return min(moved, key=costs.cycles, default=None)
 
-    def _starts(self, limit: float, updates: Sequence[float], *, tries_all: bool) -> list[Cuts]:
+    def _starts(self, limit: float, *, tries_all: bool) -> list[Cuts]:
         """Return good divisions that fit, as beginnings of a search."""
-        selected = self._selected()
-        found = [self._balanced(selected, limit, update) for update in updates]
+        selected = self._selected(_MANY_PLACES)
+        found = [self._balanced(selected, limit, update) for update in _UPDATES]
         if tries_all and not any(found):
             found = [self._balanced(self.inner, limit, 0.0)]
         found.append(self._own(limit))
@@ -175,10 +179,10 @@ class _Search:
             self._sorted = sorted((costs.cycles(cuts), cuts) for cuts in allowed)
         return self._sorted
 
-    def _selected(self) -> list[int]:
-        """Return a selection of places with similar distances that few bytes cross."""
+    def _selected(self, most: int) -> list[int]:
+        """Return up to ``most`` places with similar distances that few bytes cross."""
         inner = self.inner
-        step = max(1, -(-len(inner) // max(_MANY_PLACES, 2 * self.stages)))
+        step = max(1, -(-len(inner) // max(most, 2 * self.stages)))
         run = self.costs.run
         crossing = crossing_bytes(run.graph, is_training=run.settings.is_training)
         groups = (inner[i : i + step] for i in range(0, len(inner), step))

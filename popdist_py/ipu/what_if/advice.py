@@ -6,39 +6,27 @@ the change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
-from popdist_py.ipu.graph import Type
+from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.memory_contents import UNCERTAINTY, IpuMemory
-from popdist_py.ipu.searches import Run, best_splits, places_to_cut, with_checkpoints
-from popdist_py.ipu.settings import SGD, Location
-from popdist_py.ipu.what_if.identical_modules import reused
+from popdist_py.ipu.searches.division_costs import shared_weights
+from popdist_py.ipu.searches.fewest_ipus import divided
+from popdist_py.ipu.searches.run import Run
+from popdist_py.ipu.searches.search_answers import beginnings
+from popdist_py.ipu.searches.splits import with_micro_batches
+from popdist_py.ipu.what_if.changes import Kind, changes
 
 __all__ = ["Advice", "Kind", "OutOfMemory", "explain"]
 
-Kind: TypeAlias = Literal[
-    "batch",
-    "half inference",
-    "half training",
-    "recomputation",
-    "checkpoints",
-    "optimizer off chip",
-    "activations off chip",
-    "half accumulators",
-    "no state",
-    "half state",
-    "I/O tiles",
-    "proportion",
-    "half partials",
-    "splits",
-    "identical parts",
-    "profiling",
-]
-
-_OFF_CHIP = Location(on_chip=False)
-_MOST_IO_TILES = 192
+# Changes that make another model, so that they are not combined with other changes.
+_OTHER_MODELS: Final = ("identical parts", "no state", "splits")
+# The smallest share of the samples per second that is told as a difference.
+_SAME_SPEED: Final = 0.0005
+# The number of larger numbers of IPUs that are tried.
+_MORE_COUNTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +41,8 @@ class Advice:
         kind: A fixed word for the kind of the change, which programs can compare.
         how: The PopTorch call or option with which the user makes the change. By default, ``how``
             is an empty text. The module ``poptorch_advice`` sets ``how``.
+        slower: The share by which the samples per second fall with the change. If they rise,
+            ``slower`` is negative.
     """
 
     change: str
@@ -60,6 +50,14 @@ class Advice:
     fits: bool
     kind: Kind
     how: str = ""
+    slower: float = 0.0
+
+    @property
+    def time(self) -> str:
+        """A text that says by how much the change makes the run slower or faster."""
+        if abs(self.slower) < _SAME_SPEED:
+            return "equally fast"
+        return f"{abs(self.slower):.1%} {'slower' if self.slower > 0 else 'faster'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +66,20 @@ class OutOfMemory:
 
     Attributes:
         memory: The data and code in the memory of the IPU that contains the fullest tile.
-        advice: The changes of the model or its options that would save memory, with the largest
-            saving first. The advice to share weights between identical submodules comes last.
+        advice: The changes of the model or its options that would save memory. The change that
+            costs the least time for each saved byte comes first. The advice to share weights
+            between identical submodules comes last.
+        together: Changes that together make the model fit. The memory and the time of each of them
+            are compared with the run after the changes before it. ``together`` is empty if the
+            changes are not enough.
+        more_ipus: A text with a larger number of IPUs on which the model fits without other
+            changes, and with the IPUs' first operations. ``more_ipus`` may be empty.
     """
 
     memory: IpuMemory
     advice: tuple[Advice, ...]
+    together: tuple[Advice, ...] = ()
+    more_ipus: str = ""
 
     def __str__(self) -> str:
         own = self.memory
@@ -87,9 +93,14 @@ class OutOfMemory:
             lines.append("What would help, each alone:")
         for advice in self.advice:
             fits = ", then it fits" if advice.fits else ""
-            lines.append(f"  {_megabytes(advice.saved)} less  {advice.change}{fits}")
+            lines.append(f"  {_saved(advice)}  {advice.change}{fits}")
             if advice.how:
                 lines.append(f"      {advice.how}")
+        if self.together:
+            lines.append("What makes it fit, one after the other:")
+            lines += [f"  {_saved(advice)}  {advice.change}" for advice in self.together]
+        if self.more_ipus:
+            lines.append(f"It also fits on {self.more_ipus}")
         return "\n".join(lines)
 
     def _first_line(self) -> str:
@@ -116,121 +127,93 @@ def explain(run: Run) -> OutOfMemory | None:
     own = run.fullest
     if own.fits:
         return None
-    found = []
-    for kind, change, other in _changes(run):
-        after = other.fullest
-        if after.needed < own.needed or after.fits:
-            saved = max(0, own.needed - after.needed)
-            found.append(Advice(change, saved, after.fits, kind))
-    # The advice to share weights between identical submodules comes last, because shared weights
-    # change what the model can learn.
-    ordered = sorted(found, key=lambda one: (one.kind == "identical parts", -one.saved))
-    return OutOfMemory(own, tuple(ordered))
+    speed = _throughput(run)
+    found = [one for change in changes(run) if (one := _advised(own, speed, *change)) is not None]
+    ordered = tuple(sorted(found, key=_cost))
+    return OutOfMemory(own, ordered, _together(run, ordered), _on_more_ipus(run))
 
 
-def _changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
-    """Yield changes of a run that may save memory, in the order of Graphcore's tips."""
-    graph, settings = run.graph, run.settings
-    if graph.batch > 1:
-        batch = graph.batch // 2
-        yield (
-            "batch",
-            f"micro-batches of {batch}, not {graph.batch}",
-            replace(run, graph=graph.with_batch(batch)),
-        )
-    types = {t.type for t in graph.tensors.values()} | {w.type for w in graph.weights}
-    if "float32" in types:
-        if settings.is_training:
-            change = "half precision: all but second moments in float16"
-            yield "half training", change, _in_half(run)
-        else:
-            yield "half inference", "half precision", _in_half(run)
-    if settings.is_training:
-        yield from _training_changes(run)
-    if settings.overlaps_io and 2 * settings.io_tiles <= _MOST_IO_TILES:
-        more = replace(settings, io_tiles=2 * settings.io_tiles)
-        change = f"{more.io_tiles} I/O tiles, not {settings.io_tiles}"
-        yield "I/O tiles", change, replace(run, settings=more)
-    lower = replace(settings, memory_proportion=0.1, matmul_proportion=None)
-    yield "proportion", "an available memory proportion of 0.1", replace(run, settings=lower)
-    if settings.partials != "float16" or settings.matmul_partials == "float32":
-        half_sums = replace(settings, partials="float16", matmul_partials=None)
-        yield "half partials", "partials in float16", replace(run, settings=half_sums)
-    yield from _program_changes(run)
-    if settings.is_pipelined and run.placement.num_stages > 1:
-        splits = best_splits(run, run.placement.num_ipus, tries_all=False, is_quick=True)
-        if splits is not None:
-            names = [
-                graph.operations[splits.stages.index(stage)].name
-                for stage in range(1, splits.num_stages)
-            ]
-            change = f"stages that begin at {', '.join(names)}"
-            yield "splits", change, replace(run, placement=splits)
+def _advised(own: IpuMemory, speed: float, kind: Kind, change: str, other: Run) -> Advice | None:
+    """Return a change as advice, or None if the change does not help.
+
+    Args:
+        own: The fullest IPU's memory before the change.
+        speed: The samples per second before the change.
+        kind: The kind of the change.
+        change: A text that describes the change.
+        other: The changed run.
+    """
+    after = other.fullest
+    if after.needed >= own.needed and not after.fits:
+        return None
+    saved = max(0, own.needed - after.needed)
+    return Advice(change, saved, after.fits, kind, slower=1 - _throughput(other) / speed)
 
 
-def _program_changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
-    """Yield changes of the user's program that save memory, such as running without a profile."""
-    graph, settings = run.graph, run.settings
-    reuse = reused(graph, run.placement)
-    if reuse is not None:
-        change = f"identical parts reused: {reuse.kept} called {reuse.calls} times, and so on"
-        yield "identical parts", change, replace(run, graph=reuse.graph)
-    if settings.is_profiled:
-        plain = replace(settings, is_profiled=False)
-        yield "profiling", "no profiling on the IPU", replace(run, settings=plain)
+def _cost(advice: Advice) -> tuple[bool, float, int]:
+    """Return a key that sorts advice by the time that it costs for each saved byte.
+
+    The advice to share weights between identical submodules comes last, because shared weights
+    change what the model can learn.
+    """
+    cost = max(0.0, round(advice.slower, 3)) / max(1, advice.saved)
+    return advice.kind == "identical parts", cost, -advice.saved
 
 
-def _in_half(run: Run) -> Run:
-    """Return the configuration in half precision, including optimiser state and accumulators."""
-    graph = run.graph.cast(data="float16", weights="float16")
-    optimizer = run.settings.optimizer
-    first: tuple[Type, ...] = ("float16",) if optimizer.state else ()
-    optimizer = replace(optimizer, accumulator="float16", state=(*first, *optimizer.state[1:]))
-    return replace(run, graph=graph, settings=replace(run.settings, optimizer=optimizer))
+def _together(run: Run, ordered: Sequence[Advice]) -> tuple[Advice, ...]:
+    """Return changes that together make a model fit, in the order in which they are made.
+
+    The changes that cost the least time for each saved byte are added first. Changes that are not
+    necessary are then left out. The returned tuple is empty if all changes are not enough.
+    """
+    kinds: list[Kind] = []
+    for advice in (one for one in ordered if one.kind not in _OTHER_MODELS):
+        kinds.append(advice.kind)
+        if _after(run, kinds).fullest.fits:
+            break
+    else:
+        return ()
+    for kind in kinds[:-1]:
+        rest = [other for other in kinds if other != kind]
+        if _after(run, rest).fullest.fits:
+            kinds = rest
+    steps: list[Advice] = []
+    for kind in kinds:
+        text, after = next((t, other) for k, t, other in changes(run) if k == kind)
+        own, speed = run.fullest, _throughput(run)
+        saved, slower = max(0, own.needed - after.fullest.needed), 1 - _throughput(after) / speed
+        steps.append(Advice(text, saved, after.fullest.fits, kind, slower=slower))
+        run = after
+    return tuple(steps)
 
 
-def _training_changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
-    settings = run.settings
-    optimizer = settings.optimizer
-    if settings.recompute_for(run.placement) == "none":
-        is_marked = any(operation.is_checkpoint for operation in run.graph.operations)
-        again = replace(settings, recompute="stage" if is_marked else "standard")
-        yield "recomputation", "recomputation", replace(run, settings=again)
-    again = replace(settings, recompute="stage", recomputes_last=True)
-    checkpoints = with_checkpoints(run.graph, places_to_cut(run.graph))
-    yield (
-        "checkpoints",
-        "recomputation checkpoints",
-        replace(run, graph=checkpoints, settings=again),
-    )
-    yield (
-        "optimizer off chip",
-        "optimiser state off the chip",
-        replace(run, settings=replace(settings, optimizer_location=_OFF_CHIP)),
-    )
-    yield (
-        "activations off chip",
-        "activations off the chip",
-        replace(run, settings=replace(settings, activation_location=_OFF_CHIP)),
-    )
-    if settings.accumulation > 1 and optimizer.accumulator == "float32":
-        sums = replace(settings, optimizer=replace(optimizer, accumulator="float16"))
-        yield "half accumulators", "gradient accumulators in float16", replace(run, settings=sums)
-    if optimizer.state:
-        plain = replace(SGD, accumulator=optimizer.accumulator)
-        yield (
-            "no state",
-            "an optimiser without state (SGD)",
-            replace(run, settings=replace(settings, optimizer=plain)),
-        )
-        if "float32" in optimizer.state:
-            half: Type = "float16"
-            states = replace(optimizer, state=(half,) * len(optimizer.state))
-            yield (
-                "half state",
-                "optimiser state in float16",
-                replace(run, settings=replace(settings, optimizer=states)),
-            )
+def _after(run: Run, kinds: Sequence[Kind]) -> Run:
+    """Return a run after changes of the given kinds, of which some may not be possible any more."""
+    for kind in kinds:
+        run = next((other for k, _, other in changes(run) if k == kind), run)
+    return run
+
+
+def _on_more_ipus(run: Run) -> str:
+    """Return a text with the least larger number of IPUs on which the model fits, or no text."""
+    if run.settings.is_phased:
+        return ""
+    count = 2 ** (run.placement.num_ipus.bit_length())
+    for _ in range(_MORE_COUNTS):
+        stages = count + 1 if shared_weights(run.graph) else count
+        found = divided(with_micro_batches(run, stages), count)
+        if found is not None and found.fits:
+            return f"{count} IPUs: {beginnings(found)}"
+        count *= 2
+    return ""
+
+
+def _throughput(run: Run) -> float:
+    return cycles(run.graph, run.placement, run.settings, run.ipu, run.model).throughput
+
+
+def _saved(advice: Advice) -> str:
+    return f"{_megabytes(advice.saved)} less, {advice.time}"
 
 
 def _megabytes(size: int) -> str:

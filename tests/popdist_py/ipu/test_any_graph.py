@@ -211,7 +211,7 @@ def test_every_question_is_answered(graph, data, recompute, strategy, ipu):
         lack = explain(run)
         assert (lack is None) == report.fits
         if lack is not None:
-            saved = [advice.saved for advice in lack.advice]
-            assert saved == sorted(saved, reverse=True)
+            assert all(advice.saved >= 0 and advice.slower < 1 for advice in lack.advice)
+            assert not lack.together or lack.together[-1].fits
         assert str(memory_page(run))
         assert str(execution_page(run))

@@ -75,3 +75,11 @@ def test_names_are_no_markup():
     assert "<script>" not in shown
     assert "h&amp;m" in shown
     assert "1 &lt; 2" in shown
+
+
+def test_words_of_a_wrapping_column_continue_on_the_next_line():
+    words = " ".join(["recomputation"] * 12)
+    columns = (Column("MB"), Column("change", is_words=True, wraps=True))
+    lines = text(Document("Head", True, (Section("Table", columns, (("1", words),)),))).split("\n")
+    assert max(map(len, lines)) <= 100
+    assert " ".join(" ".join(lines).split()) == f"Head Table MB change 1 {words}"

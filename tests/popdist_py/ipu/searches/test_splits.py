@@ -148,7 +148,7 @@ def test_the_splits_of_a_large_transformer_are_found_in_time():
 
 def test_a_run_keeps_its_own_splits_if_the_search_finds_none_better(monkeypatch):
     (published,) = [e for e in PUBLISHED if e.name == "ViT-base, batch 17, four IPUs"]
-    monkeypatch.setattr(splits, "_UPDATES", ())
+    monkeypatch.setattr(splits, "least_slowest", lambda *_: None)
     found = best_splits(published.run, 4, tries_all=False, is_quick=True)
     assert found == published.run.placement
 

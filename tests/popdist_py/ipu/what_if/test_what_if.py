@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import time
 from dataclasses import replace
 
 import pytest
 
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.searches import Run
-from popdist_py.ipu.settings import ADAM, HALF_ADAM, Settings
+from popdist_py.ipu.settings import ADAM, HALF_ADAM, Location, Settings
 from popdist_py.ipu.specification import MK2
 from popdist_py.ipu.what_if import explain
+from popdist_py.ipu.what_if.changes import changes
 from tools.device.ipu_graphs import mlp, resnet
+from tools.device.ipu_published import PUBLISHED
 
 FLOAT = resnet([3, 4, 23, 3], 64, 64)
 LADDER = Run(
@@ -27,8 +31,8 @@ def why():
 def test_why_the_ladder_begins_out_of_memory(golden, why):
     golden("out_of_memory.txt", f"{why}\n")
     assert why.memory.needed > why.memory.capacity == MK2.memory
-    saved = [a.saved for a in why.advice if a.kind != "identical parts"]
-    assert saved == sorted(saved, reverse=True)
+    costs = [max(0, a.slower) / a.saved for a in why.advice if a.kind != "identical parts"]
+    assert costs == pytest.approx(sorted(costs), abs=1e-11)
     # Sharing weights makes another model.
     assert why.advice[-1].kind == "identical parts"
     # Half precision comes first, as in the tutorial, and is enough.
@@ -90,3 +94,45 @@ def test_more_than_anything_helps():
     found = explain(Run(graph, Placement.cut(graph), Settings(), MK2))
     assert "Out of memory on IPU 0" in str(found)
     assert not any(advice.fits for advice in found.advice)
+
+
+def test_time_of_a_change_is_that_of_the_changed_run(why):
+    away = replace(LADDER.settings, optimizer_location=Location(on_chip=False))
+    (found,) = [advice for advice in why.advice if advice.kind == "optimizer off chip"]
+    assert found.slower == pytest.approx(1 - LADDER.cycles / replace(LADDER, settings=away).cycles)
+    assert found.time == f"{found.slower:.1%} slower"
+
+
+@pytest.mark.parametrize("tiles", [1400, 1000, 900, 800, 700])
+def test_changes_that_make_it_fit_together(tiles):
+    """Without any of them, the model does not fit."""
+    run = replace(LADDER, ipu=replace(MK2, tiles=tiles))
+    found = explain(run)
+    steps = found.together
+    assert steps
+    assert [step.fits for step in steps] == [False] * (len(steps) - 1) + [True]
+    total = sum(step.saved for step in steps)
+    assert total == found.memory.needed - after(run, steps).fullest.needed
+    assert after(run, steps).fits
+    for step in steps:
+        assert not after(run, [other for other in steps if other != step]).fits
+
+
+def after(run, steps):
+    for step in steps:
+        run = next((other for kind, _, other in changes(run) if kind == step.kind), run)
+    return run
+
+
+def test_more_ipus_are_named_with_their_first_operations(why):
+    assert re.fullmatch(r"4 IPUs: IPU 1 from \S+, IPU 2 from \S+, IPU 3 from \S+", why.more_ipus)
+    names = re.findall(r"from ([^, ]+)", why.more_ipus)
+    settings = replace(LADDER.settings, accumulation=7)
+    assert replace(LADDER, placement=Placement.cut(FLOAT, names), settings=settings).fits
+
+
+def test_advice_of_a_large_transformer_takes_two_seconds():
+    (published,) = [e for e in PUBLISHED if e.name.endswith("states in float on the chip")]
+    begin = time.process_time()
+    explain(published.run)
+    assert time.process_time() - begin < 4  # 1.5 s alone
