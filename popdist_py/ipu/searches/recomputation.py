@@ -1,37 +1,28 @@
-"""The search for the kind of recomputation with which a model fits into memory and runs fastest.
+"""The search for the recomputation with which a model fits into memory and runs fastest.
 
-The module ``recomputation`` estimates the memory and the time of a run with each kind.
+The module ``recomputation`` selects from the runs of the module ``checkpoint_sets``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from popdist_py.ipu.searches.checkpoint_sets import RecomputationPoint, recomputation_curve
+from popdist_py.ipu.searches.run import LIMITS, Run
 
-from popdist_py.ipu.searches.places import places_to_cut, with_checkpoints
-from popdist_py.ipu.searches.run import Run
-
-__all__ = ["cheapest_recomputation"]
+__all__ = ["cheapest_recomputation", "fastest_that_fits"]
 
 
 def cheapest_recomputation(run: Run) -> Run | None:
-    """Return the configuration with the fastest kind of recomputation that fits into memory.
+    """Return the configuration with the fastest recomputation that fits into memory.
 
-    The function returns None if the model does not fit into memory with any kind of recomputation
-    of activations.
+    If no configuration has the verdict "fits", the function returns the fastest one with the
+    verdict "close". The function returns None if the model needs too much memory with any kind of
+    recomputation and any set of checkpoints that the search compares.
     """
-    fitting = [other for other in _recomputations(run) if other.fits]
-    return min(fitting, key=lambda other: other.cycles, default=None)
+    found = fastest_that_fits(recomputation_curve(run))
+    return None if found is None else found.run
 
 
-def _recomputations(run: Run) -> Iterator[Run]:
-    """Yield the run with each kind of recomputation, then with ever fewer checkpoints."""
-    for recompute in ("none", "norm", "standard", "stage"):
-        yield replace(run, settings=replace(run.settings, recompute=recompute))
-    places = places_to_cut(run.graph)
-    settings = replace(run.settings, recompute="stage")
-    every = 1
-    while places and every <= len(places):
-        graph = with_checkpoints(run.graph, places[every - 1 :: every])
-        yield replace(run, graph=graph, settings=settings)
-        every *= 2
+def fastest_that_fits(curve: tuple[RecomputationPoint, ...]) -> RecomputationPoint | None:
+    """Return the fastest point of a curve that fits, or else the fastest that is close to it."""
+    fitting = (point for limit in LIMITS for point in curve if point.share <= limit)
+    return next(fitting, None)

@@ -6,7 +6,7 @@ algorithms are in the module ``searches``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -18,8 +18,9 @@ from popdist_py.ipu.graph import Graph, Placement
 from popdist_py.ipu.memory import memory
 from popdist_py.ipu.memory_contents import UNCERTAINTY, Verdict
 from popdist_py.ipu.searches.batch import largest_batch
+from popdist_py.ipu.searches.checkpoint_sets import RecomputationPoint, recomputation_curve
 from popdist_py.ipu.searches.fewest_ipus import MOST_IPUS, Combination, fewest_ipus
-from popdist_py.ipu.searches.recomputation import cheapest_recomputation
+from popdist_py.ipu.searches.recomputation import fastest_that_fits
 from popdist_py.ipu.searches.run import Run
 from popdist_py.ipu.searches.splits import best_splits, with_micro_batches
 
@@ -34,6 +35,10 @@ __all__ = [
 ]
 
 _VERSION: Final = 1
+# The largest number of operations that a sentence names one by one.
+_NAMES: Final = 12
+# The largest number of points of the curve that the table shows.
+_POINTS: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +130,47 @@ def _divided(run: Run, ipus: int) -> Run | None:
 
 def find_recomputation(run: Run) -> Answer:
     """Find the fastest choice of recomputed activations with which the model fits into memory."""
-    found = cheapest_recomputation(run)
+    curve = recomputation_curve(run)
+    found = fastest_that_fits(curve)
+    values: dict[str, Any] = {"curve": [_of_point(point) for point in curve]}
     if found is None:
-        return Answer("recompute", "No recomputation makes it fit", {}, None)
-    kind = found.settings.recompute
-    before = {o.name for o in run.graph.operations if o.is_checkpoint}
-    marked = [o.name for o in found.graph.operations if o.is_checkpoint and o.name not in before]
+        return Answer("recompute", "No recomputation makes it fit", values, None)
+    kind, marked = found.run.settings.recompute, list(found.checkpoints)
     sentence = f"The cheapest recomputation that fits: {kind}"
     if marked:
-        sentence += f", with checkpoints behind {len(marked)} operations: {', '.join(marked)}"
-    return Answer("recompute", sentence, {"recompute": kind, "checkpoints": marked}, found)
+        names = ", ".join(marked) if len(marked) <= _NAMES else found.kept
+        sentence += f", with checkpoints behind {len(marked)} operations: {names}"
+    values |= {"recompute": kind, "checkpoints": marked}
+    return Answer("recompute", sentence, values, found.run, (_curve(curve, found),))
+
+
+def _of_point(point: RecomputationPoint) -> dict[str, Any]:
+    """Return the JSON values of a point of the curve of memory and time."""
+    return {
+        "recompute": point.run.settings.recompute,
+        "checkpoints": list(point.checkpoints),
+        "samples_per_second": point.samples_per_second,
+        "share": point.share,
+        "verdict": point.verdict,
+    }
+
+
+def _curve(curve: Sequence[RecomputationPoint], found: RecomputationPoint) -> Section:
+    """Return the table of the curve, around the point that was found."""
+    at = curve.index(found)
+    first = max(0, min(at - _POINTS // 2, len(curve) - _POINTS))
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (Share(p.share), f"{p.samples_per_second:,.1f}", p.verdict, p.kept)
+        for p in curve[first : first + _POINTS]
+    )
+    columns = (
+        Column("fullest tile"),
+        Column("samples/s"),
+        Column("then", is_words=True),
+        Column("kept for the backward pass", is_words=True, wraps=True),
+    )
+    note = "The number of operations is in brackets; a star stands for any number in their names."
+    return Section("Memory against time", columns, rows, (note,))
 
 
 def find_ipus(run: Run, most: int | None = None) -> Answer:

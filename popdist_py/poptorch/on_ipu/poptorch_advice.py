@@ -47,5 +47,8 @@ _SPELLINGS: Final[Mapping[Kind, str]] = MappingProxyType(
 
 def in_poptorch_terms(lack: OutOfMemory) -> OutOfMemory:
     """Return an out-of-memory explanation, with a PopTorch call or option added to each advice."""
-    advice = tuple(replace(one, how=_SPELLINGS[one.kind]) for one in lack.advice)
-    return replace(lack, advice=advice)
+    advice, together = (
+        tuple(replace(one, how=_SPELLINGS[one.kind]) for one in each)
+        for each in (lack.advice, lack.together)
+    )
+    return replace(lack, advice=advice, together=together)

@@ -73,6 +73,18 @@ def test_recomputation():
     assert find_recomputation(RUN).to_json()["recompute"] == "none"
 
 
+def test_curve_of_memory_against_time():
+    answer = find_recomputation(TIGHT)
+    made = answer.to_json()
+    speeds = [point["samples_per_second"] for point in made["curve"]]
+    shares = [point["share"] for point in made["curve"]]
+    assert speeds == sorted(speeds, reverse=True)
+    assert shares == sorted(shares, reverse=True)
+    (chosen,) = [p for p in made["curve"] if p["checkpoints"] == made["checkpoints"]]
+    assert (chosen["share"], chosen["verdict"]) == (made["share"], "fits")
+    assert f"\n  {chosen['share']:>12.1%}" in str(answer)
+
+
 @pytest.mark.parametrize(
     ("answer", "question"),
     [
@@ -84,5 +96,7 @@ def test_recomputation():
 def test_nothing_found(answer, question):
     made = answer.to_json()
     assert json.loads(json.dumps(made)) == made
+    curve = made.pop("curve", [])
+    assert [point["verdict"] for point in curve] == ["does not fit"] * len(curve)
     assert made == {"version": 1, "question": question, "found": False}
     assert "\n" not in str(answer)
