@@ -7,9 +7,10 @@ the runs that no other run beats in both memory and time.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
+from types import MappingProxyType
 from typing import Final, get_args
 
 from popdist_py.ipu.cycles import cycles
@@ -27,6 +28,14 @@ __all__ = ["RecomputationPoint", "recomputation_curve"]
 _FEW_OPERATIONS: Final = 8
 # The largest number of sets that are compared for each beginning.
 _SETS: Final = 16
+# For each kind of recomputation without additional checkpoints, the tensors that a run keeps.
+_KEPT: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "none": "everything",
+        "norm": "everything but norms",
+        "standard": "the checkpoints that PopART chooses",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +69,7 @@ class RecomputationPoint:
         """
         kind = self.run.settings.recompute
         if kind != "stage":
-            return {"none": "everything", "norm": "everything but norms"}.get(kind, kind)
+            return _KEPT.get(kind, kind)
         patterns: dict[str, int] = {}
         for name in self.checkpoints:
             patterns[_pattern(name)] = patterns.get(_pattern(name), 0) + 1

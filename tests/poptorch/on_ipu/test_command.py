@@ -191,7 +191,8 @@ def test_searches():
 
 def test_nothing_is_found():
     for words in (["batch"], ["splits", "--ipus", "2"], ["recompute"]):
-        assert told(*LARGE, "--find", *words) == {
+        made = told(*LARGE, "--find", *words)
+        assert {key: value for key, value in made.items() if key != "curve"} == {
             "version": 1, "question": words[0], "found": False,
         }  # fmt: skip
 
