@@ -1,4 +1,4 @@
-"""The figures of docs/device.md, from the model of the device."""
+"""The generated blocks of docs/device.md, computed by the device model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from popdist_py.ipu.schedule_views import grid
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, Settings
 from popdist_py.ipu.specification import IPUS, MK2, sources
-from popdist_py.ipu.what_if import explain
 from popdist_py.poptorch.on_ipu.command import COMMAND
 from tools.device.ipu_graphs import resnet, with_8_bit_input
 from tools.device.ipu_judges import ALL_RUNS
@@ -39,28 +38,23 @@ RUNS = (
     ("16.16", 8, 4, False, 283_021_420, 48.0, "552, 142"),
     ("16.16", 8, 4, True, 278_393_266, 24.0, "551, 142"),
 )
-# What is asked of the command, and how many lines of the answer are shown; None for all.
-QUESTIONS = (
-    (
-        "torchvision.models:resnet101 --input 3x64x64 --batch 64 --optimizer adamw "
-        "--split layer3.8",
-        8,
-    ),
-    (
-        "torchvision.models:resnet50 --input 3x224x224 --precision 16.16 --optimizer momentum "
-        "--find batch",
-        None,
-    ),
-    (
-        "torchvision.models:resnet50 --input 3x224x224 --batch 8 --precision 16.16 "
-        "--find splits --ipus 4",
-        None,
-    ),
+# The first command line of the page. The page shows its answer up to the section "By category".
+QUESTION = (
+    "torchvision.models:resnet101 --input 3x64x64 --batch 64 --optimizer adamw --split layer3.8"
+)
+# The command lines that search for a run that fits.
+SEARCHES = (
+    "torchvision.models:resnet50 --input 3x224x224 --precision 16.16 --optimizer momentum "
+    "--find batch",
+    "torchvision.models:resnet50 --input 3x224x224 --batch 8 --precision 16.16 "
+    "--find splits --ipus 4",
+    "torchvision.models:resnet50 --input 3x224x224 --batch 8 --precision 16.16 "
+    "--optimizer momentum --accumulation 8 --find ipus",
 )
 
 
 def run_of(precision: str, accumulation: int, iterations: int, is_8_bit: bool) -> Run:
-    """Return ResNet-101 over two IPUs as the ladder has it."""
+    """Return the run of ResNet-101 over two IPUs for one row of the ladder (its table)."""
     graph = resnet([3, 4, 23, 3], 64, 64)
     optimizer = ADAM
     if precision == "16.16":
@@ -74,11 +68,11 @@ def run_of(precision: str, accumulation: int, iterations: int, is_8_bit: bool) -
 
 
 def ladder() -> str:
-    """Return the table of the ladder: theirs, ours, ratio."""
+    """Return the table of ResNet-101 with measurements on hardware and estimates."""
     lines = [
-        "| precision | accumulation | device iterations | input | memory, theirs "
-        "| ours, fullest tile | received MiB, theirs | ours | sent KiB, theirs | ours "
-        "| cycles, theirs | ours | ratio |",
+        "| precision | accumulation | device iterations | input | memory, hardware "
+        "| model, fullest tile | received MiB, hardware | model | sent KiB, hardware | model "
+        "| cycles, hardware | model | ratio |",
         "|---" * 13 + "|",
     ]
     for precision, accumulation, iterations, is_8_bit, theirs, received, sent in RUNS:
@@ -101,13 +95,8 @@ def ladder() -> str:
     return "\n".join(lines) + "\n"
 
 
-def advice() -> str:
-    """Return what is said about the run that does not fit."""
-    return f"```\n{explain(run_of(*RUNS[0][:4]))}\n```\n"
-
-
 def grids() -> str:
-    """Return PopART's pipeline of three IPUs, in cycles and in steps, and the interleaved one."""
+    """Return grids of three IPUs: PopART's pipeline by cycle and step, and an interleaved one."""
     line = Placement((0, 1, 2), (0, 1, 2))
     grouped = schedule(line, Settings(accumulation=5, recompute="none"))
     turns = Settings(accumulation=5, recompute="none", strategy="interleaved")
@@ -120,25 +109,31 @@ def grids() -> str:
 
 
 def reports() -> str:
-    """Return both reports of the second line of the ladder."""
+    """Return the reports about the second row of the ladder, which fits."""
     run = run_of(*RUNS[1][:4])
     return f"```\n{memory_page(run)}\n\n{execution_page(run)}\n```\n"
 
 
-def questions() -> str:
-    """Return what the command answers."""
-    lines = ["```console"]
-    for words, count in QUESTIONS:
-        done = CliRunner().invoke(COMMAND, shlex.split(words))
-        note = f"  # exit code {done.exit_code}" if done.exit_code else ""
-        shown = done.stdout.splitlines()
-        lines += [f"$ python -m popdist_py.ipu {words}{note}", *shown[:count]]
-        lines += ["..."] * (count is not None)
-    return "\n".join([*lines, "```"]) + "\n"
+def question() -> str:
+    """Return the first command line of the page, with the beginning of its answer."""
+    answer, _, _ = _answered(QUESTION).partition("\nBy category")
+    return f"```console\n{answer}...\n```\n"
+
+
+def searches() -> str:
+    """Return the command lines of searches, with their answers."""
+    return f"```console\n{''.join(map(_answered, SEARCHES))}```\n"
+
+
+def _answered(words: str) -> str:
+    """Return a command line with all lines that the command prints."""
+    done = CliRunner().invoke(COMMAND, shlex.split(words))
+    note = f"  # exit code {done.exit_code}" if done.exit_code else ""
+    return f"$ python -m popdist_py.ipu {words}{note}\n{done.stdout}"
 
 
 def counts() -> str:
-    """Return where pipelines are full: in cycles, in steps, and as the tutorial counts."""
+    """Return a table of the cycle and the step from which every IPU of a pipeline works."""
     lines = [
         "| IPUs (N) | smallest accumulation | grouped: full from cycle | full after steps "
         "| interleaved: full from step | micro-batch 1 has passed, IPU0 goes on in step | 2N + 1 |",
@@ -157,7 +152,7 @@ def counts() -> str:
 
 
 def published() -> str:
-    """Return the table of known runs: whether they ran, and what the model says of them."""
+    """Return the table of known runs, with whether each ran and its estimated memory."""
     lines = [
         "| run | IPUs | on hardware | model, fullest tile | verdict | role | certainty |",
         "|---" * 7 + "|",
@@ -183,7 +178,7 @@ def published() -> str:
 
 
 def throughputs() -> str:
-    """Return the table of published throughputs beside the model's, and the mean ratios."""
+    """Return the table of published and estimated throughputs, and the mean ratios."""
     lines = [
         "| run | IPUs | global batch | published | model | ratio | role | splits |",
         "|---" * 8 + "|",
@@ -201,7 +196,10 @@ def throughputs() -> str:
 
 
 def margins() -> str:
-    """Return how far each constant of memory may move alone until a run that counts is wrong."""
+    """Return a table of the bounds of each memory constant.
+
+    Outside its bounds, a constant contradicts a published run, if all other constants stay.
+    """
     evidence = [known for known in PUBLISHED if known.is_evidence]
     lines = [
         "| constant | value | least | which run would fit | most | which run would not |",
@@ -216,7 +214,7 @@ def margins() -> str:
 
 
 def _margin(name: str, value: float, limits: Sequence[tuple[float, Published]]) -> str:
-    """Return a line: between the runs that are too large and those that fit."""
+    """Return a table row with a constant's bounds, and the run that each bound comes from."""
     least, fits = max(
         ((at, known.name) for at, known in limits if not known.ran and at > 0), default=(0.0, "–")
     )
@@ -228,7 +226,10 @@ def _margin(name: str, value: float, limits: Sequence[tuple[float, Published]]) 
 
 
 def _limit(known: Published, name: str) -> float:
-    """Return the largest value of a constant with which a run fits: memory is linear in each."""
+    """Return the largest value of a constant with which a run fits.
+
+    The memory of a run is a linear function of each constant.
+    """
     run, value = known.run, getattr(ESTIMATES, name)
     step = max(1, value) if isinstance(value, int) else value
     more = replace(ESTIMATES, **{name: value + step})
@@ -261,7 +262,7 @@ def proportions() -> str:
 
 
 def figures() -> str:
-    """Return the devices' figures, with the source of those of Mk2."""
+    """Return the table of the figures of each type of IPU, with the source for Mk2."""
     lines = [f"| figure | {' | '.join(IPUS)} | source (mk2) |", "|---" * (len(IPUS) + 2) + "|"]
     where = sources(MK2)
     for field in fields(MK2):
@@ -271,15 +272,15 @@ def figures() -> str:
     return "\n".join(lines) + "\n"
 
 
-# What is made anew, in the order of the page.
+# The functions that make the generated blocks, in the order of the page.
 PARTS = (
-    *(ladder, advice, reports, questions, published, margins, throughputs),
-    *(grids, counts, proportions, figures),
+    *(question, searches, proportions, reports, published, margins, ladder, throughputs),
+    *(grids, counts, figures),
 )
 
 
 def files() -> dict[Path, str]:
-    """Return the page with its figures as they are now."""
+    """Return the page with all generated blocks made again."""
     page = PAGE.read_text(encoding="utf-8")
     for part in PARTS:
         marks = re.compile(rf"(?<=<!-- {part.__name__} -->\n).*?(?=<!-- end -->)", re.DOTALL)
