@@ -144,7 +144,10 @@ def _advised(own: IpuMemory, speed: float, kind: Kind, change: str, other: Run) 
         other: The changed run.
     """
     after = other.fullest
-    if after.needed >= own.needed and not after.fits:
+    # More I/O tiles leave fewer tiles for the model. The code then needs fewer bytes in total, but
+    # the fullest tile may need more.
+    helps = after.needed < own.needed and after.share <= own.share
+    if not helps and not after.fits:
         return None
     saved = max(0, own.needed - after.needed)
     return Advice(change, saved, after.fits, kind, slower=1 - _throughput(other) / speed)

@@ -89,6 +89,17 @@ def test_io_tiles_that_are_too_few():
     assert "192 I/O tiles, not 96, then it fits" in str(found)
 
 
+def test_more_io_tiles_are_no_advice_if_the_other_tiles_are_full():
+    """Code takes fewer bytes on fewer tiles, although each of them gets fuller."""
+    graph = mlp([30_000, 30_000, 10], 1)
+    settings = Settings(io_tiles=64, overlaps_io=True)
+    run = Run(graph, Placement.cut(graph), settings, MK2)
+    more = replace(run, settings=replace(settings, io_tiles=128))
+    assert more.fullest.needed < run.fullest.needed
+    assert more.fullest.share > run.fullest.share
+    assert "I/O tiles" not in [advice.kind for advice in explain(run).advice]
+
+
 def test_more_than_anything_helps():
     graph = mlp([30_000, 30_000, 10], 1)
     found = explain(Run(graph, Placement.cut(graph), Settings(), MK2))
