@@ -1,4 +1,4 @@
-"""The layout of a window: its pieces, its busy times and its pipeline cycles agree."""
+"""The times between two weight updates: activities, busy times and pipeline cycles agree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools.device.ipu_graphs import mlp
 
 GRAPH = mlp([512] * 5, 64)
 CUT = Placement.cut(GRAPH, ["layers.1", "layers.2", "layers.3"])
-# Four stages on four, three and two IPUs. IPU 1 of the second placement does not run a stage.
+# Placements of four stages on four, three and two IPUs. IPU 1 of the second placement is unused.
 PLACEMENTS = [CUT, Placement(CUT.stages, (0, 2, 0, 3)), Placement(CUT.stages, (0, 1, 1, 0))]
 STRATEGIES = ["grouped", "interleaved", "sequential", "serial phased", "parallel phased"]
 

@@ -1,4 +1,4 @@
-"""Whatever a forward is made of, the model of the device has an answer, and a sound one."""
+"""For random graphs and settings, the device model gives consistent answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from popdist_py.ipu.transfers import copied_bytes, received_bytes
 from popdist_py.ipu.what_if import explain
 
 KINDS = ("product", "norm", "elementwise", "add", "pool", "lookup", "view", "softmax", "loss")
-# In graphs of real models there are operations that read nothing, or weights alone.
+# Graphs of real models contain operations that read nothing, or only weights.
 NEED_AN_INPUT = ("view", "pool")
 SIZES = st.integers(0, 10**8)
 
@@ -78,7 +78,7 @@ def cut(graph, data):
 
 
 @given(graph=graphs(), data=st.data())
-def test_tensors_between_stages_are_those_of_a_look_at_every_operation(graph, data):
+def test_tensors_between_stages_agree_with_a_loop_over_all_operations(graph, data):
     placement = cut(graph, data)
     stages = list(zip(graph.operations, placement.stages, strict=True))
     inputs = {tensor.name: tensor for tensor in graph.inputs}
@@ -101,7 +101,7 @@ def test_tensors_between_stages_are_those_of_a_look_at_every_operation(graph, da
 
 
 @given(graph=graphs())
-def test_places_and_checkpoints_are_those_of_a_look_at_every_operation(graph):
+def test_places_and_checkpoints_agree_with_a_loop_over_all_operations(graph):
     root_of, places = graph.root_of, range(1, len(graph.operations))
     expected = {}
     for place in places:
@@ -123,7 +123,7 @@ def test_places_and_checkpoints_are_those_of_a_look_at_every_operation(graph):
 @given(
     graph=graphs(), data=st.data(), recompute=st.sampled_from(["none", "norm", "standard", "stage"])
 )
-def test_a_stage_keeps_what_its_backward_needs_and_no_more(graph, data, recompute):
+def test_a_stage_keeps_only_tensors_that_its_backward_pass_needs(graph, data, recompute):
     placement = cut(graph, data)
     root_of = graph.root_of
     for number in range(placement.num_stages):
@@ -178,7 +178,7 @@ SETTINGS = st.builds(
     settings=SETTINGS,
     sort=st.sampled_from(["weight", "accumulator", "optimizer", "activation"]),
 )
-def test_nothing_off_the_chip_needs_more_than_on_the_chip(graph, data, settings, sort):
+def test_tensors_off_the_chip_never_raise_the_needed_memory(graph, data, settings, sort):
     placement, name = cut(graph, data), f"{sort}_location"
     here = replace(getattr(settings, name), on_chip=True)
     away = replace(here, on_chip=False)
@@ -199,7 +199,7 @@ def test_nothing_off_the_chip_needs_more_than_on_the_chip(graph, data, settings,
     strategy=st.sampled_from(["grouped", "interleaved", "sharded", "serial phased"]),
     ipu=st.sampled_from([MK1, MK2]),
 )
-def test_every_question_is_answered(graph, data, recompute, strategy, ipu):
+def test_every_function_returns_a_result(graph, data, recompute, strategy, ipu):
     placement = cut(graph, data)
     training = Settings(accumulation=5, optimizer=ADAM, recompute=recompute, strategy=strategy)
     inference = replace(Settings(is_training=False, device_iterations=3), strategy=strategy)

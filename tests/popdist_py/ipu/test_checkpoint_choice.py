@@ -1,4 +1,4 @@
-"""Checkpoints as PopART chooses them: where the least is live, more often near the loss."""
+"""PopART's choice of checkpoints: where the fewest bytes are live, and more often near the loss."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_intervals_cover_all_operations_and_get_shorter(count):
 
 
 def chain(sizes):
-    """Return a stage of operations, each of which reads the result of the one before."""
+    """Return a stage in which each operation reads the result of the operation before."""
     build = Builder(1, "float32")
     x = build.input("x", 1)
     for index, size in enumerate(sizes):
@@ -39,13 +39,13 @@ def chain(sizes):
     return stage_of(graph, Placement.cut(graph), Settings(), MK2, 0)
 
 
-def test_the_smallest_of_each_interval_is_kept():
+def test_the_smallest_tensor_of_each_interval_is_kept():
     # Intervals of three, two and one operations.
     assert list(decreasing_intervals(6)) == [(0, 3), (3, 5), (5, 6)]
     assert chosen_checkpoints(chain([5, 1, 9, 8, 2, 7])) == {"o1:out", "o4:out", "o5:out"}
 
 
-def test_all_that_is_live_at_the_moment_is_kept():
+def test_all_tensors_that_are_live_at_the_moment_are_kept():
     build = Builder(1, "float32")
     x = build.input("x", 1)
     first = build.add("first", "elementwise", [x], 1)
@@ -55,9 +55,10 @@ def test_all_that_is_live_at_the_moment_is_kept():
     both = build.add("both", "elementwise", [inner, skip], 90)
     graph = build.graph([build.add("last", "elementwise", [both], 1)])
     stage = stage_of(graph, Placement.cut(graph), Settings(), MK2, 0)
-    # In the second interval the least is live after "end", and then "skip" is live too.
+    # In the second interval, the fewest bytes are live after "end". At this moment "skip" is also
+    # live.
     assert chosen_checkpoints(stage) == {"first:out", "skip:out", "end:out", "last:out"}
-    # What a stage receives is kept anyway.
+    # The tensors that a stage receives are kept anyway.
     assert "skip:out" not in chosen_checkpoints(replace(stage, operations=stage.operations[2:]))
 
 
@@ -67,7 +68,7 @@ def test_all_that_is_live_at_the_moment_is_kept():
     ids=["ResNet-50", "BERT-base"],
 )
 @pytest.mark.parametrize("number", [1, 2])
-def test_it_needs_much_less_memory_for_at_most_one_more_forward(graph, number):
+def test_checkpoints_save_much_memory_for_at_most_one_more_forward_pass(graph, number):
     place = [graph.operations[len(graph.operations) // 2].name] if number > 1 else []
     placement = Placement.cut(graph, place)
 

@@ -1,4 +1,4 @@
-"""Cycles rank runs as hardware does; what they are fitted to is in the test of the ladder."""
+"""Estimated cycles: they rank runs as hardware does, and follow the options of a run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_more_accumulation_raises_the_busy_share():
     assert all(0 < share <= 1 for share in busy[-1])
 
 
-def test_device_iterations_remove_the_host():
+def test_device_iterations_share_the_host_s_work_for_a_call():
     one = cycles(HALF, PLACEMENT, BASE, MK2)
     four = cycles(HALF, PLACEMENT, replace(BASE, device_iterations=4), MK2)
     assert one.total == pytest.approx(one.window + one.call, abs=2)
@@ -70,7 +70,7 @@ def test_8_bit_input_is_received_in_half_of_the_time():
     model = CycleModel(host_sync_seconds=0.0)
     narrow = cycles(small, where, BASE, MK2, model).stages[0].receive
     assert narrow * 2 == cycles(HALF, PLACEMENT, BASE, MK2, model).stages[0].receive
-    # Images and labels arrive at two IPUs, and each waits for both transfers.
+    # The images arrive at one IPU and the labels at another. Both IPUs wait for both transfers.
     wide = cycles(HALF, PLACEMENT, BASE, MK2).stages[0].receive
     assert wide == pytest.approx(2 * narrow + 2 * CycleModel().host_sync_seconds * MK2.clock)
 
@@ -111,12 +111,12 @@ def test_time_grows_with_work(batch, stages, accumulation, strategy):
     assert found.total < more.total
     assert found.total <= larger.total
     assert all(0 <= share <= 1 for share in found.busy)
-    # No IPU computes longer than the run, and the run is no longer than everything in a row.
+    # No IPU computes longer than the run. The run is no longer than all work one after the other.
     assert found.window >= max(accumulation * stage.work for stage in found.stages)
 
 
 def test_published_throughput_of_resnet_50():
-    """MLPerf 1.1: 1,875 images a second and IPU on Mk2, 2,627 on Bow; batch 20, half."""
+    """MLPerf 1.1 has 1,875 images a second for each Mk2 and 2,627 for each Bow (half, batch 20)."""
     graph = with_checkpoints(resnet([3, 4, 6, 3], 224, 20, "float16"), ".relu3")
     options = Settings(
         accumulation=6,
@@ -154,25 +154,26 @@ def test_inputs_of_the_host_have_no_gradient():
     names = [operation.name for operation in graph.operations]
     first, second = names.index("layers.0"), names.index("layers.1")
     assert forward[first] == forward[second]
-    # The second has gradients of its weights and of its input, the first of its weights alone.
+    # The second layer computes gradients of its weights and of its input. The first layer only
+    # computes gradients of its weights.
     assert backward[first] < 0.6 * backward[second]
 
 
-def test_io_tiles_pay_only_where_streams_are_marked_overlapped():
-    """A model with large inputs and little to do; what I/O tiles load hides what they cost."""
+def test_io_tiles_save_time_only_with_overlapped_streams():
+    """With large inputs and little work, I/O tiles save more time than their missing work costs."""
     graph = mlp([200_000, 64, 10], batch=64, type="float16")
     one = Placement.cut(graph)
     options = Settings(accumulation=8, device_iterations=100)
     plain = cycles(graph, one, options, MK2)
     fewer = cycles(graph, one, replace(options, io_tiles=64), MK2)
     overlapped = cycles(graph, one, replace(options, io_tiles=64, overlaps_io=True), MK2)
-    # Fewer tiles compute; nothing else changes.
+    # Without the overlap, the only change is that fewer tiles compute.
     assert fewer.total > plain.total
     assert overlapped.total < plain.total
     (stage,) = overlapped.stages
     assert overlapped.window >= 8 * max(stage.receive, stage.work)
     assert overlapped.window < 8 * (stage.receive + stage.work)
-    # Outputs of all micro-batches leave meanwhile too, no faster than the host takes them.
+    # The outputs of all micro-batches are also sent while the IPU computes.
     many = replace(options, io_tiles=64, overlaps_io=True, output_mode="all")
     assert cycles(graph, one, many, MK2).total == overlapped.total
     plain_all = cycles(graph, one, replace(options, output_mode="all"), MK2)
@@ -187,7 +188,7 @@ def test_streaming_memory_costs_time(name):
         cycles(HALF, PLACEMENT, replace(BASE, **options), MK2) for options in ({}, location)
     )
     assert away.total > base.total
-    # State moves once an update, all else with each micro-batch.
+    # Optimiser state is moved once for each weight update, and other tensors for each micro-batch.
     for before, after in zip(base.stages, away.stages, strict=True):
         assert (after.offload > before.offload == 0) == (name != "optimizer")
         assert (after.update > before.update) == (name in ("optimizer", "weight"))
@@ -231,7 +232,7 @@ def test_a_larger_proportion_takes_no_less_memory_and_no_more_cycles(
     assert slow >= fast
 
 
-def test_every_proportion_that_the_text_calls_reasonable_counts_on_resnet_50():
+def test_proportions_from_0_05_to_0_6_change_memory_and_time_of_resnet_50():
     """Larger proportions need more memory, up to the share of the largest convolution."""
     graph = resnet([3, 4, 6, 3], 224, 8, "float16")
     where = Placement.cut(graph)
@@ -244,7 +245,7 @@ def test_every_proportion_that_the_text_calls_reasonable_counts_on_resnet_50():
     assert all(slower > faster for slower, faster in pairwise(taken))
 
 
-def test_each_sort_of_product_has_a_proportion():
+def test_each_kind_of_product_has_a_proportion():
     graph = resnet([1, 1, 1, 1], 64, 64, "float16")
     where = Placement.cut(graph)
 
@@ -273,7 +274,7 @@ def test_an_interleaved_pipeline_stashes_no_more_and_is_no_faster(works, batch, 
     where = Placement.cut(graph, [f"layers.{index}" for index in range(1, len(works))])
 
     def found(strategy, accumulation):
-        # With real data, transfers from the host take longer than the work of so small a model.
+        # With real data, transfers from the host take longer than the work of this small model.
         options = replace(
             BASE,
             strategy=strategy,
@@ -289,7 +290,7 @@ def test_an_interleaved_pipeline_stashes_no_more_and_is_no_faster(works, batch, 
     (kept, taken), (less, longer) = found("grouped", count), found("interleaved", count)
     assert all(one <= other for one, other in zip(less, kept, strict=True))
     assert longer >= taken
-    # Steady state: each further micro-batch.
+    # The cycles that each further micro-batch of a full pipeline adds.
     assert found("interleaved", count + 1)[1] - longer >= found("grouped", count + 1)[1] - taken
 
 
@@ -307,12 +308,12 @@ def test_recomputation_in_pipelines_takes_more_cycles_and_less_memory(strategy, 
     (less, slow), (more, fast) = found("stage"), found("none")
     assert slow > fast
     assert all(one < other for one, other in zip(less[:-1], more[:-1], strict=True))
-    # The last stage does its backward at once, so it recomputes nothing.
+    # The last stage runs its backward pass at once, so it does not recompute.
     assert less[-1] == more[-1]
 
 
 def test_repeated_products_take_a_launch_each_time():
-    """A recurrent layer of 20 steps against one product of as many flops."""
+    """A recurrent layer of 20 steps is compared with one matrix product of equal flops."""
     graph = mlp([64, 64], batch=8)
     layer, loss = graph.operations
     sizes = layer.product
@@ -327,7 +328,7 @@ def test_repeated_products_take_a_launch_each_time():
 
 
 def test_synthetic_data_removes_only_transfers():
-    """The host's work for each call stays: only the bytes and their synchronisation go."""
+    """Without transfers from the host, its other work for each call stays."""
     real, synthetic = (
         cycles(HALF, PLACEMENT, replace(BASE, synthetic_data=value), MK2) for value in (False, True)
     )
@@ -356,7 +357,7 @@ def test_the_sides_of_products_are_padded_to_the_matrix_unit():
         model = CycleModel(product_share=1e-6)
         return operation_cycles(changed, Placement.cut(changed), Settings(), MK2, model)[0][0]
 
-    # Slow arithmetic makes the rest of the product's time negligible.
+    # Arithmetic is slow in this model, so other parts of the product's time are negligible.
     assert forward(columns=505) == pytest.approx(forward(), rel=1e-3)
     assert forward(depth=497) == pytest.approx(forward(), rel=1e-3)
     assert forward(columns=504) < 0.99 * forward()

@@ -1,4 +1,4 @@
-"""Graphs and placements: what is wrong is said, sizes follow batch and types."""
+"""Graphs and placements: errors for invalid ones, and sizes that follow from batch and types."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_views_and_in_place_operations_share_memory():
         ({"outputs": ("y",)}, "output y"),
     ],
 )
-def test_graphs_that_cannot_be(changes, message):
+def test_invalid_graphs(changes, message):
     given = {
         "inputs": (Tensor("x", 1),),
         "weights": (Weight("w", 1),),
@@ -80,7 +80,7 @@ def test_placement_by_modules():
         Placement((0, 0), (0, 1))
 
 
-def test_a_graph_that_was_read_can_be_stored():
+def test_a_graph_can_be_pickled_after_use():
     graph = mlp([4, 5, 6], batch=2)
     assert graph.root_of
     assert pickle.loads(pickle.dumps(graph)) == graph

@@ -1,7 +1,7 @@
-"""ResNet-101 over two IPUs, from out of memory to fitting, one option a rung.
+"""ResNet-101 over two IPUs, from out of memory to fitting, with one option changed at a time.
 
-64 x 64 images, micro-batches of 64, AdamW, the second IPU from ``layer3.8`` on; what was measured
-on hardware is beside each figure.
+The run has 64 x 64 images, micro-batches of 64, AdamW, and the second IPU from ``layer3.8`` on.
+Each expected figure has the measurement on hardware beside it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PLACEMENT = Placement.cut(FLOAT, ["layer3.8"])
 
 
 def test_graph_is_torchvision_s():
-    """Names and sizes of weights, and of what every module makes, on meta tensors."""
+    """The names and sizes of torchvision's weights and module outputs, from meta tensors."""
     torch = pytest.importorskip("torch")
     models = pytest.importorskip("torchvision.models")
     with torch.device("meta"):
@@ -67,7 +67,8 @@ def test_half_without_recomputation_does_not_fit():
     assert not memory(HALF, PLACEMENT, options, MK2).fits
 
 
-# Accumulation, device iterations, 8-bit input; cycles, and MiB that the first IPU receives.
+# Each row has accumulation, device iterations, 8-bit input, cycles, and MiB that the first IPU
+# receives.
 RUNS = [
     (3, 1, False, 60_111_417, 4.5),
     (8, 1, False, 95_653_315, 12.0),
@@ -88,7 +89,7 @@ def run(accumulation, iterations, is_8_bit):
 def test_received_bytes_are_those_of_hardware(accumulation, iterations, is_8_bit, cycles_, mib):
     first, second = host_traffic(*run(accumulation, iterations, is_8_bit))
     assert first.received == mib * 2**20
-    # 768 B and 2.0 kB of labels where they were shown.
+    # Hardware shows 768 B and 2.0 kB of labels.
     assert second.received == accumulation * iterations * 64 * 4
 
 

@@ -1,4 +1,4 @@
-"""Memory of every IPU: bytes in closed form, what options change, and what always holds."""
+"""The memory of each IPU: bytes in closed form, effects of options, and rules for every run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from popdist_py.ipu.specification import MK1, MK2
 from tools.device.ipu_graphs import cnn, mlp, resnet, transformer, with_checkpoints
 
 OFF_CHIP = Location(on_chip=False)
-# Weights by hand: matrices and biases, kernels, norms.
+# Weights computed by hand: matrices and biases, kernels, norms.
 MLP = 10 * 20 + 20 + 20 * 5 + 5
 CNN = 3 * 8 * 9 + 2 * 8 + 512 * 10 + 10
 STATISTICS = 2 * 8
@@ -64,8 +64,8 @@ def test_stashes_in_closed_form():
     graph = mlp([8] * 7, batch=2)
     before = [f"layers.{index}" for index in (1, 2, 3)]
     full = categories(graph, before=before, accumulation=7, recompute="none")
-    # A stage keeps its input and what its ReLU made: 2 x 8 elements of 4 bytes each; ReLU works in
-    # place and the next stage's input is the same tensor.
+    # A stage keeps its input and the result of its ReLU, each with 2 x 8 elements of 4 bytes. ReLU
+    # works in place, and its result is the input of the next stage.
     one = 2 * 8 * 4
     assert [parts.get("stash", 0) for parts in full] == [7 * 2 * one, 5 * 2 * one, 3 * 2 * one, 0]
     again = categories(graph, before=before, accumulation=7)
@@ -90,7 +90,7 @@ def test_stash_depths_are_popart_s():
         ("optimizer_location", "optimiser state", 8 * CNN),
     ],
 )
-def test_where_variables_lie(name, category, elements):
+def test_locations_of_variables(name, category, elements):
     options = {"optimizer": ADAM, "accumulation": 2, "replicas": 4}
     (away,) = categories(cnn(4), **options, **{name: OFF_CHIP})
     assert away.get(category, 0) == 0
@@ -106,7 +106,7 @@ def test_where_variables_lie(name, category, elements):
     assert shared[category] == elements + statistics - width * (512 * 10 * 3 // 4)
 
 
-def test_options_that_save_do():
+def test_options_that_save_memory_do_so():
     graph = with_checkpoints(resnet([3, 4, 6, 3], 224, 8), ".relu3")
     placement = Placement.cut(graph, ["layer3.0"])
     base = Settings(accumulation=4, optimizer=ADAM)
@@ -135,8 +135,8 @@ def test_options_that_save_do():
 
 
 @pytest.mark.parametrize("optimizer_location", [Location(), OFF_CHIP])
-def test_phases_fetch_what_they_read(optimizer_location):
-    """Weights for the forward, accumulators for the backward, the state of one for its update."""
+def test_phases_fetch_the_tensors_that_they_read(optimizer_location):
+    """Phases fetch weights forward, accumulators backward, and one weight's state at its update."""
     graph = mlp([4096, 4096, 4096, 4096], batch=1)
     one = Placement.cut(graph)
     kept = {"optimizer_location": optimizer_location, "strategy": "serial phased"}
@@ -151,7 +151,7 @@ def test_phases_fetch_what_they_read(optimizer_location):
     assert [fetched for fetched, _ in walked] == [size, 2 * size, 2 * size]
     own = memory(graph, one, training, MK2).fullest
     largest = max(weight.elements for weight in graph.weights)
-    # The change and two moments, all in float32.
+    # The update needs the weight's change and two moments, all in float32.
     assert own.by_category()["working set"] == 3 * 4 * largest
 
 
@@ -180,7 +180,7 @@ def test_memory_is_monotone_in_the_batch(batch, more, stages, recompute, strateg
     large = memory(graph.with_batch(batch + more), placement, options, MK2)
     for before, after in zip(small.ipus, large.ipus, strict=True):
         assert after.needed >= before.needed
-        # Never below the largest tensor that has to be there.
+        # The needed memory is never below the largest tensor that an operation needs.
         assert before.not_always_live >= max(
             graph.bytes_of(o.output.name)
             for o, s in zip(graph.operations, placement.stages, strict=True)
@@ -199,19 +199,19 @@ def test_parts_add_up():
 
 
 def test_runs_that_are_known_to_fit():
-    """Published: ResNet-50, half, batch 20, recomputation, momentum on one Mk2 (224 x 224)."""
+    """ResNet-50 with recomputation, half precision and batch 20 fits on one Mk2, as published."""
     graph = with_checkpoints(resnet([3, 4, 6, 3], 224, 20, "float16"), ".relu3")
     one = Placement.cut(graph)
     options = Settings(accumulation=6, optimizer=MOMENTUM, recompute="stage")
     assert memory(graph, one, options, MK2).fits
     assert not memory(graph, one, replace(options, recompute="none"), MK2).fits
     assert not memory(graph, one, options, MK1).fits
-    # The tutorial's MNIST model on one IPU.
+    # The tutorial trains this MNIST model on one IPU.
     small = mlp([784, 128, 10], batch=40)
     assert memory(small, Placement.cut(small), Settings(optimizer=SGD), MK1).fits
 
 
-def test_the_last_stage_recomputes_where_it_is_told_to():
+def test_the_last_stage_recomputes_if_the_settings_say_so():
     graph = with_checkpoints(transformer(8, 256, 128, 8), ".norm")
     placement = Placement.cut(graph, ["layers.2"])
     base = Settings(accumulation=4)
@@ -223,16 +223,18 @@ def test_the_last_stage_recomputes_where_it_is_told_to():
 
 
 def test_peaks_of_a_cnn_and_a_transformer_layer_in_closed_form():
-    """Products hold nothing of their own; what is live at the worst moment, by hand."""
+    """Without memory of matrix products, the peaks are equal to sums computed by hand."""
     options = Settings(recompute="none", memory_proportion=1e-12)
-    # A pool's backward: all images and maps, and the gradients of the pool and of what it read.
+    # At the backward pass of the pool, all images and maps are live. The gradients of the pool's
+    # output and input are also live.
     graph = cnn(batch=4)
     (own,) = memory(graph, Placement.cut(graph), options, MK2).ipus
     images, maps, pooled = 4 * 3 * 16**2 * 4, 4 * 8 * 16**2 * 4, 4 * 8 * 8**2 * 4
     assert own.peak_at == "pool (backward)"
     assert own.not_always_live == images + 2 * maps + pooled + maps + pooled
-    # The second product of the feed-forward: 15 blocks of tokens, scores, gradients of its output,
-    # of the residual and of what it read, and of its own weights.
+    # At the backward pass of the second feed-forward product, 15 blocks of tokens and the scores
+    # are live. The gradients of its output, of the residual, of its input and of its weights are
+    # also live.
     graph = transformer(1, 64, 16, 3, heads=2)
     (own,) = memory(graph, Placement.cut(graph), options, MK2).ipus
     tokens, scores = 3 * 16 * 64 * 2, 3 * 2 * 16**2 * 2
@@ -241,17 +243,17 @@ def test_peaks_of_a_cnn_and_a_transformer_layer_in_closed_form():
 
 
 def test_the_fullest_tile_holds_the_rest_of_every_tensor():
-    """Grains of 16 bytes on 1472 tiles: a tensor of one byte more than fits evenly adds one."""
+    """One element more than fills all tiles evenly adds a grain to the fullest tile."""
     row = 1472 * 16 // 4
     graph = mlp([1, row, 1], batch=1)
     options = Settings(is_training=False, memory_proportion=1e-12, synthetic_data=True)
     even = memory(graph, Placement.cut(graph), options, MK2).fullest
     graph = mlp([1, row + 1, 1], batch=1)
     uneven = memory(graph, Placement.cut(graph), options, MK2).fullest
-    # Two matrices, a bias, and the hidden tensor; with them the gaps between.
+    # Two matrices, a bias and the hidden tensor each add a grain.
     assert uneven.fullest_tile - even.fullest_tile == 4 * 16
     assert even.fullest_tile >= even.per_tile
-    # Many small tensors make one tile fuller than the others are.
+    # Many small tensors make one tile fuller than the others.
     norms = resnet([3, 4, 23, 3], 64, 1)
     report = memory(norms, Placement.cut(norms), Settings(accumulation=2, optimizer=ADAM), MK2)
     assert 4 * 200 * 8 < report.fullest.fullest_tile - report.fullest.per_tile < 32 * 1024
@@ -297,7 +299,7 @@ SAVING = [
     is_half=st.booleans(),
     saving=st.sampled_from(SAVING),
 )
-def test_options_that_should_only_save_never_cost(
+def test_options_that_should_save_memory_never_cost_memory(
     blocks, batch, stages, accumulation, is_half, saving
 ):
     graph = resnet(blocks, 32, batch, "float16" if is_half else "float32")
@@ -310,8 +312,8 @@ def test_options_that_should_only_save_never_cost(
         assert less.fullest_tile <= more.fullest_tile
 
 
-def test_updates_bring_what_is_elsewhere():
-    """The largest weight's: its change and, from elsewhere, the states of this replica's part."""
+def test_updates_fetch_states_that_are_stored_elsewhere():
+    """The update of the largest weight needs its change, and the states that are fetched for it."""
     graph = mlp([4096, 4096], batch=1)
     largest = 4096 * 4096
 
@@ -325,7 +327,8 @@ def test_updates_bring_what_is_elsewhere():
         return own.by_category()["working set"]
 
     assert at_update(on_chip=False) == largest * (4 + 8)
-    # The change of a quarter and the gathered weight: more than the change, sums and states.
+    # The change of a quarter and the gathered weight need more than the change, the gradients and
+    # the states.
     assert at_update(on_chip=False, is_sharded=True) == largest * (1 + 4)
 
 
@@ -356,13 +359,13 @@ def test_a_change_has_the_type_of_its_weight(weights, optimizer, width):
 def test_an_update_of_a_part_gathers_the_whole_weight():
     sharded = Location(is_sharded=True)
     four = {"optimizer": ADAM, "replicas": 4}
-    # The change of a quarter, and the gathered weight of the other quarters.
+    # Each replica computes the change of a quarter, and gathers the weight from the other replicas.
     assert update_bytes(**four, optimizer_location=sharded) == 1 + 4
     assert update_bytes("float16", **four, optimizer_location=sharded) == 0.5 + 2
     # One replica has nothing to gather.
     assert update_bytes(optimizer=ADAM, replicas=1, optimizer_location=sharded) == 4
-    # A weight of which each replica stores a part is not gathered: the change, the sum of
-    # gradients and the states of a quarter.
+    # If each replica stores a quarter of the weight, the weight is not gathered. The update needs
+    # the change, the sum of gradients and the states of this quarter.
     assert update_bytes(**four, optimizer_location=sharded, weight_location=sharded) == 1 + 1
     away = replace(sharded, on_chip=False)
     assert update_bytes(**four, optimizer_location=away, weight_location=sharded) == 1 + 1 + 2
@@ -424,6 +427,6 @@ def test_near_the_limit_the_verdict_is_close(share, verdict):
     assert report.verdict == verdict
     assert report.share == pytest.approx(share)
     assert report.fits == (verdict == "fits")
-    # A full I/O tile decides as much as any other tile.
+    # A full I/O tile decides the verdict like any other tile.
     own = IpuMemory(0, 1, tile, (), "", 0, 2, round(share * tile))
     assert own.verdict == verdict

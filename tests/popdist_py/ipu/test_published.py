@@ -1,6 +1,6 @@
-"""Published runs: those that ran fit, those that ran out of memory do not, fast ones are fast.
+"""Published runs, compared with the device model: memory, throughput and order by speed.
 
-One set of constants holds for all of them; what each constant may be is in ``docs/device.md``.
+One set of constants holds for all runs. ``docs/device.md`` has the bounds of each constant.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ BERT = RUNS["BERT-base, 128 tokens, batch 16"]
         (bert(Transformer(24, 1024, 128, serial=2), 1), 336_226_108),
         (
             encoder_decoder(Transformer(24, 768, 1500, words=51_865), 224, 1, hears=True),
-            # Whisper's 241,734,912, less the positions of 448 words and the encoder's 1,500 places,
-            # and with a bias for each of the 36 products of keys.
+            # Whisper has 241,734,912 parameters. The graph lacks the positions of 448 words and of
+            # the encoder's 1,500 places. It has a bias for each of the 36 matrix products of keys.
             241_734_912 - 448 * 768 - 1500 * 768 + 36 * 768,
         ),
         (gpt(Transformer(12, 768, 1024, words=50_257, serial=4), 1), 124_439_808),
@@ -100,13 +100,13 @@ def test_nearly_all_runs_that_judge_are_right():
 
 
 def test_only_published_runs_calibrate():
-    """A run that is recalled would be no judgement of the constants that it fixed."""
+    """A recalled run may be wrong, so it must not fix a constant."""
     calibrating = [known for known in ALL_RUNS if known.role == "calibrates"]
     assert {known.certainty for known in calibrating} == {"published"}
     assert len(ALL_RUNS) > 20 * len(calibrating)
 
 
-def test_what_is_recalled_or_inferred_is_no_evidence():
+def test_recalled_and_inferred_runs_are_not_evidence():
     assert {known.certainty for known in EVIDENCE} == {"published"}
     assert {known.ran for known in EVIDENCE} == {True, False}
     assert {known.published.certainty for known in THROUGHPUTS if known.is_evidence} == {
@@ -115,7 +115,7 @@ def test_what_is_recalled_or_inferred_is_no_evidence():
 
 
 @pytest.mark.parametrize("published", EVIDENCE, ids=lambda published: published.name)
-def test_fits_if_it_ran(published):
+def test_runs_fit_if_they_ran_on_hardware(published):
     own = RUNS[published.name].fullest
     # No published run is close to the limit.
     assert own.verdict == ("fits" if published.ran else "does not fit"), (
@@ -131,7 +131,7 @@ def test_throughput_is_near_the_published_one(known):
 
 
 def test_systems_rank_as_published():
-    """Every pair of which one is 20 % faster for each IPU."""
+    """All pairs of systems where one is at least 20 % faster for each IPU."""
     ours = [known_throughput(k) / k.num_ipus for k in MEASURED]
     theirs = [k.samples / k.num_ipus for k in MEASURED]
     order = sorted(range(len(theirs)), key=lambda index: theirs[index])
@@ -150,7 +150,7 @@ def test_ratios_to_published_throughputs_are_near_one():
 
 
 def test_throughputs_per_ipu_are_ordered_as_published():
-    """Spearman's correlation over the rows that judge."""
+    """Spearman's rank correlation over the rows that only judge."""
     judges = [known for known in THROUGHPUTS if known.role == "judges"]
     ours = ranks([known_throughput(known) / known.num_ipus for known in judges])
     theirs = ranks([known.samples / known.num_ipus for known in judges])
@@ -179,7 +179,7 @@ def test_few_rows_calibrate():
     ],
 )
 def test_systems_of_64_ipus_scale_as_published(name, limits):
-    """Published: ResNet-50 3.46 times as fast as 16 IPUs, EfficientNet-B4 3.91 times."""
+    """64 IPUs are 3.46 times as fast as 16 for ResNet-50, and 3.91 times for EfficientNet-B4."""
     small, large = (
         known_throughput(k)
         for ipus in (16, 64)
@@ -202,7 +202,7 @@ def changed(run, **settings):
     return replace(run, settings=replace(run.settings, **settings))
 
 
-# Rankings: one for each thing that is said to be faster.
+# Rankings: one test for each change that Graphcore's documents call faster.
 
 
 @pytest.mark.parametrize("name", ["ResNet-50, half, batch 20, recomputation",
@@ -215,7 +215,7 @@ def test_bow_is_faster_by_no_more_than_its_clock(name):
 
 
 def test_a_pipeline_is_faster_than_shards():
-    # Four IPUs of which one works at a time against four that work together.
+    # With shards, one of four IPUs works at a time. In a pipeline, all four work together.
     gain = throughput(BERT) / throughput(changed(BERT, strategy="sharded"))
     assert 2.5 < gain <= 4
 
@@ -237,7 +237,7 @@ def test_more_accumulation_raises_the_busy_share():
     assert busy[0] < 0.9 * busy[-1]
 
 
-def test_device_iterations_remove_the_host():
+def test_device_iterations_share_the_host_s_work_for_a_call():
     def host(iterations):
         run = changed(RESNET_50, device_iterations=iterations)
         report = cycles(run.graph, run.placement, run.settings, run.ipu)
@@ -246,7 +246,7 @@ def test_device_iterations_remove_the_host():
     assert host(1) > 10 * host(100)
 
 
-def test_8_bit_input_halves_what_is_received():
+def test_8_bit_input_halves_the_received_bytes():
     small = with_8_bit_input(RESNET_50.graph)
     received = [
         host_traffic(graph, Placement.cut(graph), RESNET_50.settings)[0].received
@@ -267,7 +267,7 @@ def test_more_replicas_raise_the_share_of_the_all_reduce():
         shares.append(report.stages[0].all_reduce / report.window)
     assert shares[0] == 0
     assert shares == sorted(shares)
-    # More of them in the same global batch: fewer micro-batches for each all-reduce.
+    # More replicas with the same global batch have fewer micro-batches for each all-reduce.
     many = changed(RESNET_50, replicas=64, accumulation=2)
     report = cycles(many.graph, many.placement, many.settings, many.ipu)
     assert report.stages[0].all_reduce / report.window > 2 * shares[2]
@@ -288,7 +288,7 @@ def test_balanced_splits_are_faster():
     assert with_layers(3, 6, 9) > with_layers(2, 6, 9) > with_layers(1, 2, 9)
 
 
-def test_state_elsewhere_makes_room_and_costs_time():
+def test_state_outside_the_chip_saves_memory_and_costs_time():
     here = changed(RUNS["BERT-large, 128 tokens, batch 8"], optimizer=MOMENTUM, accumulation=16)
     assert not here.settings.optimizer_location.on_chip
     on_chip = changed(here, optimizer_location=type(here.settings.optimizer_location)())

@@ -1,4 +1,4 @@
-"""Schedules as repetitions agree with schedules that are computed cell by cell."""
+"""Schedules that consist of repetitions agree with schedules that are computed cell by cell."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def settings_of(strategy: Strategy) -> st.SearchStrategy[Settings]:
     )
 
 
-# Stages of which some have nothing to do in a pass.
+# Cycles of stages, where some stages have no work in a pass.
 WORK = st.sampled_from([0.0, 1.0, 1e3]) | st.floats(1, 1e9)
 STAGES = st.lists(st.builds(StageCycles, *[WORK] * 9), min_size=6, max_size=6)
 

@@ -1,4 +1,4 @@
-"""Schedules: whole grids, and what holds of every one."""
+"""Schedules: whole grids, and rules for every schedule."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_grids(golden):
 
 @pytest.mark.parametrize("ipus", [2, 3, 4])
 def test_grids_of_all_strategies(golden, ipus):
-    """The smallest accumulation; in phased execution one, over two phases for each IPU."""
+    """Return a strategy's smallest accumulation, which is 1 for phases (two for each IPU)."""
     phases = Placement(tuple(range(2 * ipus)), tuple(range(ipus)) * 2)
     parts = []
     for strategy in get_args(Strategy):
@@ -96,7 +96,7 @@ def test_every_schedule_conserves_work(
     made = schedule(line(stages), settings)
     again = settings.recomputing(line(stages))
     for ipu, row in enumerate(made.rows):
-        # One cell a step: no IPU does two things in one step.
+        # An IPU has one cell in each step, so it never performs two actions at once.
         assert [cell.step for cell in row] == list(range(1, len(made.cycles) + 1))
         done = Counter(cell.action for cell in row)
         assert done["forward"] == done["backward"] == accumulation * iterations
@@ -107,7 +107,7 @@ def test_every_schedule_conserves_work(
 
 
 def check_order(made, stages):
-    """A forward follows the stage before, a backward the stage behind and its recomputation."""
+    """Passes follow those of neighbouring stages, and recomputation precedes the backward pass."""
     at = {(c.action, c.micro_batch, c.stage): c.step for row in made.rows for c in row}
     for action, number, stage in at:
         step = at[action, number, stage]
@@ -170,7 +170,7 @@ def test_pipelines_are_full_with_the_smallest_accumulation(stages, strategy):
     assert least == 2 * stages - 1
     made = schedule(line(stages), Settings(accumulation=3 * stages, **settings))
     assert made.full_from == 2 * stages - 1
-    # And it stays so: every cycle up to the last forward, the one that the tutorial names too.
+    # The pipeline stays full in every cycle up to the last forward pass.
     grouped = strategy == "grouped"
     until = 3 * stages if grouped else 2 * 3 * stages - 1
     assert made.full_from <= 2 * stages + 1 <= until
@@ -191,11 +191,11 @@ def test_pipelines_are_full_with_the_smallest_accumulation(stages, strategy):
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 8])
 def test_where_the_tutorial_s_counts_come_out(stages):
-    """Its figure of four IPUs is full after nine steps, its text says after 2N + 1.
+    """The tutorial says that a pipeline is full after 2N + 1 steps, and shows nine for four IPUs.
 
-    In steps of a forward or a backward each the grouped pipeline is full after 3 (N - 1): nine for
-    four. After 2N steps a micro-batch has passed all forwards and backwards: in 2N + 1 the first
-    IPU begins another in place of the first.
+    In steps of one pass each, the grouped pipeline is full after 3 (N - 1) steps, which are nine
+    for four IPUs. In the interleaved pipeline, micro-batch 1 has passed all forward and backward
+    passes after 2N steps. The first IPU begins another micro-batch in step 2N + 1.
     """
     grouped = schedule(line(stages), Settings(accumulation=3 * stages, recompute="none"))
     assert grouped.steps_until_full == 3 * (stages - 1)
@@ -207,7 +207,7 @@ def test_where_the_tutorial_s_counts_come_out(stages):
     assert (first[2 * stages].action, first[2 * stages].micro_batch) == ("forward", stages + 1)
 
 
-def test_a_run_too_short_is_never_full():
+def test_a_pipeline_with_few_micro_batches_is_never_full():
     made = schedule(line(4), Settings(accumulation=6, recompute="none"))
     assert made.full_from is None
     assert made.steps_until_full is None
@@ -220,7 +220,7 @@ def test_only_the_first_steps():
 
 
 @pytest.mark.parametrize("steps", [-1, 1.5, "all"])
-def test_a_number_of_steps_that_is_none(steps):
+def test_invalid_numbers_of_steps(steps):
     with pytest.raises(ValueError, match=f"steps={steps!r}: expected a whole number from 0 on"):
         schedule(line(2), Settings(accumulation=4), steps=steps)
 

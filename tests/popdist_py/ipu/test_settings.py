@@ -1,4 +1,4 @@
-"""Settings: what cannot be is said, and what a call returns."""
+"""Settings: errors for invalid values, and the micro-batches whose outputs a call returns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from popdist_py.ipu.settings import Settings
     ],
     ids=str,
 )
-def test_settings_that_cannot_be(options, message):
+def test_invalid_settings(options, message):
     with pytest.raises(ValueError, match=message):
         Settings(**options)
 
@@ -45,5 +45,5 @@ def test_settings_that_cannot_be(options, message):
     ],
     ids=str,
 )
-def test_micro_batches_that_come_back(options, count):
+def test_micro_batches_whose_outputs_a_call_returns(options, count):
     assert Settings(device_iterations=4, **options).returned_micro_batches == count

@@ -1,4 +1,4 @@
-"""The figures of the devices: those that are published follow from one another."""
+"""The figures of the types of IPU: published figures agree with one another."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_figure_has_a_source(ipu):
     assert "given by the user" not in given.values()
 
 
-def test_a_device_of_one_s_own():
+def test_a_custom_type_of_ipu():
     small = replace(MK2, name="small", tiles=4)
     assert small.memory == 4 * MK2.tile_bytes
     assert sources(small)["tile_bytes"] == "given by the user"

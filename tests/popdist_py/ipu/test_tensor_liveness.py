@@ -1,4 +1,4 @@
-"""The walk over one stage: peaks in closed form, segments, working sets of products."""
+"""The memory of one stage over time: peaks in closed form, segments, memory of matrix products."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_peak_is_never_below_what_one_moment_needs(moments):
         (max(m.makes.values(), default=0) and m.temporary for m in moments), default=0
     )
     assert found.bytes <= sum(sum(moment.makes.values()) + moment.temporary for moment in moments)
-    # A block that is live all the time is at every peak.
+    # A block that is live all the time is part of every peak.
     around = [Moment("first", (), {"whole": 7}), *moments, Moment("last", ("whole",))]
     assert peak(around).bytes == found.bytes + 7
 
@@ -63,10 +63,10 @@ def test_a_block_lives_from_the_first_to_the_last_moment_that_names_it():
 
 
 def test_forward_and_backward_of_an_mlp():
-    """Widths 8, 16, 4 and a batch of 2, float32: every block by hand."""
+    """Each block of an MLP in float32 with widths 8, 16, 4 and a batch of 2, computed by hand."""
     graph = mlp([8, 16, 4], batch=2)
     stage = stage_of(graph, Placement.cut(graph), Settings(recompute="none"), MK2, 0)
-    stage = replace(stage, memory=0)  # products hold nothing of their own
+    stage = replace(stage, memory=0)  # matrix products get no temporary memory
     keeps = kept(stage, "none")
     assert keeps == {"input", "layers.0:out", "layers.1:out", "labels"}
     forward, backward = forward_moments(stage), backward_moments(stage, keeps)
@@ -83,7 +83,7 @@ def test_forward_and_backward_of_an_mlp():
         "layers.0:out": hidden,
         "gradient of layers.0:out": hidden,
     }
-    # The input needs no gradient: nothing that is trained stands before it.
+    # The input needs no gradient, because no trained weight precedes it.
     assert by_name["layers.0 (backward)"].makes == {"input": x}
     until = [m.name for m in backward].index("layers.1 (backward)")
     found = peak([*forward, *backward[: until + 1], Moment("later", ("input",))])
@@ -119,7 +119,7 @@ def test_recomputation_of_norms_only():
     assert not [name for name in again if "conv" in name or "add" in name]
 
 
-def test_everything_saved_is_made_again_or_kept():
+def test_every_saved_tensor_is_recomputed_or_kept():
     graph = with_checkpoints(resnet([2, 2, 2, 2], 64, 1), ".relu3")
     for recompute in ("none", "norm", "stage"):
         stage = stage_of(graph, Placement.cut(graph), Settings(), MK2, 0)
@@ -131,7 +131,7 @@ def test_everything_saved_is_made_again_or_kept():
 
 
 def with_mask(length):
-    """Return two stages of a layer whose scores get a mask that the first IPU makes."""
+    """Return two stages of a layer whose scores get a mask that the first IPU computes."""
     build = Builder(1, "float16")
     x, ids = build.input("x", length * 8), build.input("ids", length)
     mask = build.add("mask", "elementwise", [ids], length * length, saved=[])
@@ -144,7 +144,7 @@ def with_mask(length):
     return graph, Placement.cut(graph, ["first"])
 
 
-def test_an_input_of_a_stage_is_kept_if_something_is_computed_from_it_again():
+def test_an_input_of_a_stage_is_kept_if_a_recomputed_operation_reads_it():
     graph, placement = with_mask(32)
     stage = stage_of(graph, placement, Settings(), MK2, 1)
     # The sum of scores and mask is computed again.
@@ -194,13 +194,13 @@ def test_working_sets_grow_with_the_product(rows, depth, columns, count, more):
 
 
 def test_working_set_of_a_cube():
-    """8 tiles and a product of 64 x 64 x 64: each does 32 x 32 x 32 and holds three such sides."""
+    """Each of 8 tiles computes 32 x 32 x 32 of a 64 x 64 x 64 product, and stores three faces."""
     found = working_set(Product(64, 64, 64), "float32", "float32", 8)
     assert abs(found - 8 * 3 * 32 * 32 * 4) <= 8
 
 
-def test_convolutions_share_what_neighbouring_positions_read():
-    """A kernel of 3 x 3 reads each element nine times; no pass holds it so often."""
+def test_tiles_store_the_input_of_neighbouring_positions_once():
+    """A 3 x 3 kernel reads each element nine times, but no pass stores an element nine times."""
     build = Builder(batch=8, type="float16")
     image = build.input("input", 64 * 32 * 32)
     x = build.conv("conv", image, (64, 64), 3, 32, groups=64)
@@ -212,7 +212,7 @@ def test_convolutions_share_what_neighbouring_positions_read():
     ]
     assert [p.reads for p in passes] == [9.0, 9.0, 9.0]
     assert len({p.flops for p in passes}) == 1
-    # The input's gradient has the input's elements: depth is channels alone there.
+    # The gradient of the input has as many elements as the input.
     assert passes[1].rows * passes[1].columns * passes[1].count == 8 * 64 * 32 * 32
     for shape in passes:
         whole = working_set(replace(shape, reads=1.0), "float16", "float16", 1472)
@@ -240,7 +240,7 @@ def test_a_serialised_gradient_is_added_part_by_part():
     gradient = 1000 * 64 * 2
     assert at_backward(graph.operations, accumulation=2) == gradient
     assert at_backward(parts, accumulation=2) == gradient // 10
-    # Without an accumulator to add them to, all parts are there until the update.
+    # Without a gradient accumulator, all parts stay in memory until the update.
     assert at_backward(parts, accumulation=1) == gradient
 
 
@@ -261,8 +261,8 @@ def kept_bytes(graph):
     return {root: graph.root_bytes[root] for root in kept(stage, "none")}
 
 
-def test_what_a_cnn_keeps():
-    """Batch 2, float32: what each module reads, and of ReLU and pool what they made."""
+def test_kept_tensors_of_a_cnn():
+    """In a CNN, the input of each module is kept, and the results of ReLU and pool."""
     batch, width = 2, 4
     assert kept_bytes(cnn(batch=batch)) == {
         "input": batch * 3 * 16 * 16 * width,
@@ -274,8 +274,8 @@ def test_what_a_cnn_keeps():
     }
 
 
-def test_what_a_transformer_layer_keeps():
-    """Width 64, length 16, 2 heads, batch 3, float16."""
+def test_kept_tensors_of_a_transformer_layer():
+    """The kept tensors of a layer of width 64 with length 16, 2 heads, batch 3 and float16."""
     name, tokens = "layers.0", 3 * 16 * 64 * 2
     assert kept_bytes(transformer(1, 64, 16, 3, heads=2)) == {
         "input": tokens,
@@ -302,7 +302,7 @@ def names_again(graph, before, recompute="stage"):
 
 
 def test_a_stage_that_begins_in_place_on_another_stage_s_tensor():
-    """What came in is kept as it came, so that what changed it runs again; else it is kept so."""
+    """A received tensor is kept unchanged, so the operation that changes it in place runs again."""
     graph = mlp([8, 8, 8, 8], batch=2)
     keeps, again = names_again(graph, ["layers.1.relu"])
     assert "layers.1:out" in keeps
@@ -310,7 +310,7 @@ def test_a_stage_that_begins_in_place_on_another_stage_s_tensor():
     keeps, again = names_again(graph, ["layers.1.relu"], "none")
     assert "layers.1:out" in keeps
     assert again == []
-    # A residual sum at the cut: the block that comes in and its change are one block.
+    # If a stage begins with a residual sum, the received block and the sum are one block.
     blocks = resnet([1, 2, 1, 1], 64, 1)
     _, again = names_again(blocks, ["layer2.1.add"])
     assert again[:2] == ["layer2.1.add", "layer2.1.relu3"]
@@ -338,8 +338,8 @@ def test_an_operation_s_own_proportion_bounds_its_working_set():
     assert own["layers.0"] == plain["layers.0"]
 
 
-def test_repeated_products_hold_what_one_of_them_needs():
-    """An LSTM's loop: as many flops as times, the working set of one time."""
+def test_a_repeated_product_needs_the_memory_of_one_repeat():
+    """A loop of 20 equal products (as in an LSTM) has 20 times the flops of one, and its memory."""
     one = Product(1, 64, 256)
     many = replace(one, repeats=20)
     assert many.flops == 20 * one.flops

@@ -1,4 +1,4 @@
-"""Bytes between IPUs, host, replicas and Streaming Memory."""
+"""The bytes that IPUs exchange with each other, the host and Streaming Memory."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ def test_inference_returns_everything_and_synthetic_data_nothing():
     assert set(host_traffic(GRAPH, PLACEMENT, none)) == {Traffic(0, 0)}
 
 
-def test_tiles_send_requests_for_what_they_exchange_with_the_host():
+def test_tiles_send_requests_for_transfers_with_the_host():
     settings = Settings(accumulation=5, device_iterations=2)
-    # 160 bytes of data on two tiles and 16 of labels on one, ten times; scores and a loss once.
+    # In ten micro-batches, two tiles read 160 bytes of data and one tile reads 16 bytes of labels.
+    # The scores and the loss are sent once.
     sent = (10 * 2 * 12, 0, 10 * 12 + 12 + 12)
     assert request_bytes(GRAPH, PLACEMENT, settings, MK2) == sent
     none = Settings(accumulation=5, synthetic_data=True)
@@ -67,7 +68,7 @@ def test_requests_come_from_the_tiles_of_the_stream(options, tiles):
     wide = mlp([10_000, 5], batch=40)
     placement = Placement.cut(wide)
     settings = Settings(is_training=False, **options)
-    # 800 bytes of scores, 160 of labels and a loss of 4 are on 9, 2 and 1 tiles.
+    # Nine tiles hold 800 bytes of scores, two hold 160 bytes of labels, and one holds the loss.
     assert request_bytes(wide, placement, settings, MK2) == (12 * (tiles + 2 + 9 + 1),)
 
 
@@ -82,7 +83,7 @@ def test_copies_between_stages():
     assert copied_bytes(layers, cut, 0) == 16 * 64 * 2
 
 
-def test_updates_move_what_is_off_chip():
+def test_updates_move_the_tensors_off_the_chip():
     elements = sum(weight.elements for weight in GRAPH.weights)
     away = Location(on_chip=False)
     settings = Settings(optimizer=ADAM, optimizer_location=away)
@@ -95,14 +96,14 @@ def test_updates_move_what_is_off_chip():
     assert all_reduce_bytes(GRAPH.weights, Settings()) == 0
 
 
-def test_each_micro_batch_fetches_what_is_off_chip():
+def test_each_micro_batch_fetches_the_tensors_off_the_chip():
     elements = sum(weight.elements for weight in GRAPH.weights)
     away = Location(on_chip=False)
     settings = Settings(weight_location=away, accumulation=3)
     assert fetched_bytes(GRAPH.weights, settings) == 2 * 4 * elements
     settings = Settings(accumulator_location=away, accumulation=3)
     assert fetched_bytes(GRAPH.weights, settings) == 2 * 4 * elements
-    # Without accumulation there are no accumulators, and no backward without training.
+    # Without accumulation, a run has no accumulators. Inference has no backward pass.
     assert fetched_bytes(GRAPH.weights, Settings(accumulator_location=away)) == 0
     inference = Settings(weight_location=away, is_training=False)
     assert fetched_bytes(GRAPH.weights, inference) == 4 * elements

@@ -1,4 +1,4 @@
-"""Documents: the levels of a course, lines that end in time, what HTML has to spell otherwise."""
+"""Printable documents: the bars of charts, the length of lines, and special characters in HTML."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_levels_show_the_highest_values(course, count):
     made = levels(course, count)
     assert len(made) == min(60, len(course))
     assert all(0 <= level < count for level in made)
-    # No peak is lost between two characters.
+    # Each bar shows the highest of its values, so no peak is lost.
     if course:
         assert (max(made) == count - 1) == (max(course) >= 1)
         assert (max(made) == 0) == (max(course) <= 0)
@@ -69,7 +69,7 @@ def test_text_of_a_small_table():
     ]
 
 
-def test_names_are_no_markup():
+def test_html_escapes_names():
     section = Section("a<b", (Column("x"),), (("<script>",),), ("1 < 2",))
     shown = html(Document("h&m", True, (section,)))
     assert "<script>" not in shown

@@ -1,4 +1,4 @@
-"""The page about a model on IPUs: its sections, and that its figures are those of the reports."""
+"""The HTML page about a model on IPUs: its sections, and figures equal to those of the reports."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def page_of(name):
 
 
 class Outline(HTMLParser):
-    """The headings, captions and rows of a page, a line for each; numbers are left out."""
+    """Collects the headings, captions and rows of a page as lines without numbers."""
 
     LINES = ("h1", "h2", "figcaption", "tr", "p", "summary", "dt")
 
@@ -103,7 +103,7 @@ class Outline(HTMLParser):
 
 
 def test_outline_of_a_page(golden):
-    """Numbers are left out: the goldens of the reports have them."""
+    """Numbers are left out, because the golden files of the reports contain them."""
     golden("outline_mlp.txt", "\n".join(Outline(page_of("mlp")).lines) + "\n")
 
 

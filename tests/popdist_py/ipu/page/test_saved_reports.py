@@ -1,4 +1,4 @@
-"""Saved reports: what is read of a file, and files that are something else."""
+"""Saved reports: the figures that are read from a file, and files that are not reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two reports: what they show, and that their figures are those of the model."""
+"""The reports about memory and time: their contents, and figures equal to those of the model."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ RUNS = {
 
 @functools.cache
 def pages(name):
-    """Return both pages of a run: what would help one that does not fit takes a second."""
+    """Return both reports of a run. They are cached, because advice takes a second."""
     return memory_page(RUNS[name]), execution_page(RUNS[name])
 
 
@@ -71,17 +71,17 @@ def test_json_of_both_pages(golden):
     made = [page.to_json() for page in pages("ladder_float")]
     for own in made[0]["ipus"]:
         own["liveness"] = [len(own["liveness"]), *own["liveness"][:2]]
-    # The order of sums shows in the last digits of floats, and means nothing.
+    # The last digits of floats depend on the order of additions, so they are not compared.
     made = json.loads(json.dumps(made), parse_float=lambda digits: round(float(digits), 9))
     golden("report_ladder_float.json", json.dumps(made, indent=1) + "\n")
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_what_json_holds_is_the_model_s(name):
+def test_json_has_the_figures_of_the_model(name):
     own = RUNS[name]
     model = own.graph, own.placement, own.settings, own.ipu
     made, taken = (page.to_json() for page in pages(name))
-    # Plain types only: what is written comes back.
+    # The values have plain types, so JSON text gives equal values back.
     assert json.loads(json.dumps([made, taken])) == [made, taken]
     assert made["device"] == taken["device"] == own.ipu.name
     for ipu, theirs in zip(made["ipus"], memory(*model).ipus, strict=True):
@@ -115,7 +115,7 @@ def test_what_json_holds_is_the_model_s(name):
     recompute=st.sampled_from(["default", "none", "norm", "stage"]),
     is_training=st.booleans(),
 )
-def test_the_highest_of_a_curve_is_what_is_needed(widths, stages, strategy, recompute, is_training):
+def test_the_peak_of_a_curve_is_the_needed_memory(widths, stages, strategy, recompute, is_training):
     graph = mlp(widths, 16)
     cuts = [f"layers.{index}" for index in range(1, stages)]
     own = run(
@@ -130,7 +130,7 @@ def test_the_highest_of_a_curve_is_what_is_needed(widths, stages, strategy, reco
         assert min(point.bytes for point in points) >= ipu.always_live
 
 
-def test_one_operation_is_no_reason_to_fail():
+def test_a_model_of_one_operation_has_reports():
     graph = mlp([4, 2], 1)
     for is_training in (True, False):
         own = run(graph, is_training=is_training, synthetic_data=True)

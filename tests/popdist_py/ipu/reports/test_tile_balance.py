@@ -1,4 +1,4 @@
-"""Tile balance: how evenly work is spread over the tiles of each IPU."""
+"""Tile balance: the mean work of an IPU's tiles, divided by the busiest tile's work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INFERENCE = Settings(is_training=False)
 
 
 def doubled(elements: int) -> Graph:
-    """Return a graph of one operation with an input and an output of ``elements`` each."""
+    """Return a graph of one operation, whose input and output have ``elements`` elements each."""
     data, made = Tensor("x", elements), Tensor("y", elements)
     operation = Operation("double", "elementwise", ("x",), made)
     return Graph((data,), (), (operation,), ("y",), batch=1)

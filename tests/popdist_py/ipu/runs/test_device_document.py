@@ -1,4 +1,4 @@
-"""The document of a model on the device: equal to the figures of the reports, and bounded."""
+"""The JSON document about a model on IPUs: figures equal to the reports, and a bounded size."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_long_schedule_is_cut():
     assert made["call"]["samples"] == 64_000
 
 
-def test_a_model_that_does_not_fit_is_told_with_its_lack():
+def test_a_model_that_does_not_fit_has_its_problem_in_the_document():
     graph = resnet([3, 4, 6, 3], 224, 64)
     made = model_document(Run(graph, Placement.cut(graph), Settings(), MK1), "Net", is_named=False)
     (own,) = made["memory"]["ipus"]

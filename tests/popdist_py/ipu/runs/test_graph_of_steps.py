@@ -1,4 +1,4 @@
-"""Graphs of models that are cut, marked or frozen: stages, what is kept, and who has memory."""
+"""Graphs of models with stages, marks or frozen weights: stages, kept tensors, shared memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def operations(found):
     [
         ({2: 1}, (0, 1)),
         ({2: 1, 4: 2, 6: 3}, (0, 1, 2, 3)),
-        # A model that comes back has a further stage there; neighbours on one IPU are one.
+        # If a model returns to an IPU, it has a further stage there. Neighbouring blocks on the
+        # same IPU become one stage.
         ({2: 1, 4: 0}, (0, 1, 0)),
         ({2: 0, 4: 1, 6: 1}, (0, 1)),
     ],
@@ -65,7 +66,7 @@ def test_phases_that_share_ipus_are_stages():
 
 
 class Cut(nn.Module):
-    """What is in place, and a view, on both sides of a cut."""
+    """A model with an in-place operation and a view on both sides of a stage's beginning."""
 
     def __init__(self):
         super().__init__()
@@ -81,7 +82,7 @@ class Cut(nn.Module):
         return nn.functional.cross_entropy(self.second(part[:, :10]), labels)
 
 
-def test_nothing_works_in_the_memory_of_another_stage():
+def test_no_operation_overwrites_memory_of_another_stage():
     found = graph_of_model(Cut(), pipelined(), ARGS, training=True)
     stage_of = {
         operation.output.name: stage
@@ -128,11 +129,11 @@ class Marked(nn.Module):
         return nn.functional.cross_entropy(x, labels)
 
 
-def test_marks_reach_their_operations():
+def test_marks_become_settings_of_their_operations():
     graph = graph_of_model(Marked(), quiet_options(), ARGS, training=True).graph
     by_name = {operation.name: operation for operation in graph.operations}
     assert [name for name, one in by_name.items() if one.is_checkpoint] == ["first"]
-    # What is kept is not worked on.
+    # The backward pass reads the checkpoint, so no later operation overwrites it.
     assert not by_name["relu"].is_in_place
     assert by_name["mm"].product.serial == 5
     own = {name: one.memory_proportion for name, one in by_name.items() if one.memory_proportion}
@@ -142,7 +143,7 @@ def test_marks_reach_their_operations():
 
 
 class Present(nn.Module):
-    """A layer that returns what it computed on the way, as transformers do, and marks it."""
+    """A layer that marks an intermediate tensor (its key) as a checkpoint, as transformers do."""
 
     def __init__(self, later):
         super().__init__()
@@ -160,10 +161,10 @@ class Present(nn.Module):
 
 
 @pytest.mark.parametrize(("later", "marked"), [("nothing", []), ("unused", []), ("view", ["key"])])
-def test_a_mark_counts_for_what_reads_it_later(later, marked):
+def test_a_checkpoint_counts_if_a_used_operation_reads_it(later, marked):
     graph = graph_of_model(Present(later), quiet_options(), ARGS, training=True).graph
     assert [o.name for o in graph.operations if o.is_checkpoint] == marked
-    # Only the operations of the model are in the graph.
+    # The operation that marks a checkpoint is not in the graph.
     assert not [o.name for o in graph.operations if "heckpoint" in o.name]
 
 
@@ -175,14 +176,15 @@ def test_frozen_weights_are_not_trained_and_need_no_activations():
     assert (first.saved, relu.saved) == ((), ())
     assert second.saved == (relu.output.name,)
     assert [w.is_trained for w in graph.weights] == [False, False, True, True, True, True]
-    # Only the gradient of the input stands between: weights are there anyway.
+    # A frozen layer only computes the gradient of its input, which needs weights but no kept
+    # tensors.
     model.model.layers[0].requires_grad_(True)
     model.model.layers[2].requires_grad_(False)
     graph = graph_of_model(model, quiet_options(), ARGS, training=True).graph
     assert graph.operations[2].saved == ()
 
 
-def test_tied_weights_are_one():
+def test_tied_weights_are_one_weight():
     ids = torch.zeros(2, 8, dtype=torch.int64)
     graph = graph_of_model(Bert(layers=1), quiet_options(), (ids, ids), training=True).graph
     readers = [o.kind for o in graph.operations if "embedding.weight" in o.weights]
@@ -191,7 +193,7 @@ def test_tied_weights_are_one():
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-def test_halves_that_are_computed_in_float_here_are_halves_there(layers):
+def test_a_half_precision_model_has_a_half_precision_graph(layers):
     model = WithLoss(Mlp((20, *[30] * layers, 10))).half()
     graph = graph_of_model(model, quiet_options(), (ARGS[0].half(), ARGS[1]), training=True).graph
     single = WithLoss(Mlp((20, *[30] * layers, 10)))
@@ -199,14 +201,14 @@ def test_halves_that_are_computed_in_float_here_are_halves_there(layers):
     assert graph == expected.cast(data="float16", weights="float16")
 
 
-def test_a_model_that_computes_nothing_still_stands_somewhere():
+def test_a_model_without_operations_still_has_a_stage():
     found = graph_of_model(nn.Identity(), quiet_options(), (torch.rand(4, 2),), training=False)
     assert found.placement.num_ipus == 1
     assert [operation.kind for operation in found.graph.operations] == ["view"]
 
 
 class Summing(nn.Module):
-    """A product and its bias apart, then operations over one another."""
+    """A matrix product and the addition of its bias, and then element-wise operations."""
 
     def __init__(self):
         super().__init__()
@@ -222,7 +224,7 @@ def test_a_bias_belongs_to_its_product():
     assert (product.kind, product.weights) == ("product", ("weight", "bias"))
 
 
-def test_what_a_backward_reads_is_not_overwritten():
+def test_tensors_that_a_backward_pass_reads_are_not_overwritten():
     graph = graph_of_model(Summing(), quiet_options(), ARGS, training=True).graph
     by_name = {operation.name: operation for operation in graph.operations}
     assert by_name["relu"].is_in_place

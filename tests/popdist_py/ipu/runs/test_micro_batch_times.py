@@ -1,4 +1,4 @@
-"""When micro-batches come and go: in order, within the call, and as the schedule has it."""
+"""The times of micro-batches: in order, inside the call, and in agreement with the schedule."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_every_micro_batch_passes_once_and_in_order(
 
 
 def test_stages_make_a_micro_batch_wait():
-    """Each stage of a pipeline adds a cycle, which lasts as long as the slowest one."""
+    """Each stage of a pipeline adds a cycle, which lasts as long as the slowest stage."""
     graph = resnet([3, 4, 6, 3], 64, 16)
     settings = Settings(is_training=False, device_iterations=8)
     one, two = (
@@ -99,7 +99,7 @@ def test_weights_in_streaming_memory_are_loaded_before_the_output(is_training):
 
 def test_overlapped_inputs_arrive_while_the_micro_batch_before_is_computed():
     options = {"is_training": False, "device_iterations": 4, "io_tiles": 32}
-    # This model computes longer than its inputs need to arrive.
+    # In this model, the computation takes longer than the transfer of the inputs.
     graph = mlp([2048] * 9, 64)
     placement = Placement.cut(graph)
     apart, beside = (

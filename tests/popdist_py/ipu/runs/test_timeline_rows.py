@@ -1,4 +1,4 @@
-"""Emulated IPUs as rows of the timeline: in the call, apart, in the order of the schedule."""
+"""Emulated IPUs as rows of the timeline: spans inside the call, in the order of the schedule."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_window_has_the_cells_of_its_schedule_in_order(run):
 
 
 @given(run=RUNS)
-def test_a_call_has_a_bounded_number_of_pieces_in_it(run):
+def test_a_call_is_drawn_with_a_bounded_number_of_pieces(run):
     pieces = call_pieces(window(run))
     rows = defaultdict(list)
     for piece in pieces:
@@ -86,7 +86,7 @@ def test_a_call_has_a_bounded_number_of_pieces_in_it(run):
 
 
 def test_a_pipeline_is_drawn_cell_by_cell():
-    """A forward of the second stage begins when the first stage has made it."""
+    """The second stage's forward pass begins when the first stage's forward pass has ended."""
     pieces = call_pieces(window(pipeline()))
     by_key = {(p.row, p.name, p.arguments): p for p in pieces}
     for number in range(1, 5):
@@ -99,7 +99,7 @@ def test_a_pipeline_is_drawn_cell_by_cell():
         assert ends == sorted(ends)
     updates = [piece for piece in pieces if piece.name == "update"]
     assert [piece.row for piece in updates] == ["IPU 0", "IPU 1"]
-    assert not any(piece.name == "reduce" for piece in pieces)  # of one replica
+    assert not any(piece.name == "reduce" for piece in pieces)  # the IPUs of one replica
 
 
 def test_lengths_are_the_proportions_of_the_model():

@@ -1,4 +1,4 @@
-"""The fewest IPUs on which a model fits, and the options with which it does."""
+"""The search for the fewest IPUs on which a model fits, and for the options that it needs there."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_one_ipu_is_enough_if_everything_fits():
 
 
 @pytest.mark.parametrize("tiles", [60, 40, 32, 24, 16])
-def test_what_is_found_fits_and_nothing_smaller_does(tiles):
+def test_the_result_fits_and_no_smaller_number_of_ipus_does(tiles):
     run = on(tiles)
     best, *others = fewest_ipus(run, 8)
     assert best.verdict == best.run.fullest.verdict == "fits"
     assert all(one.ipus >= best.ipus or one.verdict == "close" for one in others)
     alike = [one.samples_per_second for one in others if one.ipus == best.ipus]
     assert all(speed <= best.samples_per_second for speed in alike)
-    # With half of the IPUs, nothing certainly fits.
+    # With half of the IPUs, no combination certainly fits.
     for fewer in fewest_ipus(run, best.ipus // 2):
         assert fewer.verdict == "close"
 

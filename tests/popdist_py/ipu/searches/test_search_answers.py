@@ -1,4 +1,4 @@
-"""Answers say what the searches found, in words and to programs."""
+"""The results of searches, as sentences and as JSON."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_splits():
     answer = find_splits(PLAIN, 4)
     names = answer.to_json()["splits"]
     assert len(names) == 3
-    # What is said can be asked for.
+    # The names in the answer are valid for a placement, and give the placement that was found.
     assert Placement.cut(PLAIN.graph, names) == answer.run.placement
     lines = str(answer).splitlines()
     assert lines[0] == f"The best splits over 4 IPUs: {', '.join(names)}"
@@ -50,7 +50,7 @@ def test_splits():
 
 
 def test_splits_with_a_shared_weight():
-    """The head is on the first IPU again, and the pipeline of five stages needs nine."""
+    """The head returns to the first IPU, so a pipeline of five stages needs nine micro-batches."""
     answer = find_splits(RUN, 4)
     made = answer.to_json()
     assert (len(made["splits"]), made["ipus"]) == (4, [0, 1, 2, 3, 0])

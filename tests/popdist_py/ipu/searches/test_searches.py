@@ -1,4 +1,4 @@
-"""Searches: compared with the model itself, and with trying everything."""
+"""Searches, compared with the device model and with trying all possibilities."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_no_batch_is_small_enough():
     random=st.randoms(use_true_random=False),
 )
 def test_cuts_are_the_best_of_all_whatever_fits(costs, stages, random):
-    """Stages that fit and that do not in no order at all, so that what is best at first is not."""
+    """Whether a stage fits is random, so the best first stages are often not the best of all."""
     ends = range(len(costs) + 1)
     stage_fits = {
         key: random.random() < 0.7 for key in product(ends, ends, range(stages)) if key[0] < key[1]
@@ -80,7 +80,7 @@ def test_cheapest_recomputation_that_fits():
     assert found.settings.recompute == "stage"
     kept = [o.name for o in found.graph.operations if o.is_checkpoint]
     assert kept
-    # Where everything has room nothing is done again.
+    # If all tensors fit into memory, nothing is recomputed.
     small = replace(ONE_IPU, graph=RESNET_50.with_batch(1))
     assert cheapest_recomputation(small).settings.recompute == "none"
     large = replace(ONE_IPU, graph=RESNET_50.with_batch(500))
@@ -92,7 +92,7 @@ def test_places_to_cut_a_transformer():
     places = places_to_cut(graph)
     names = [graph.operations[place].name for place in places]
     assert "layers.1.attention.query" in names
-    # Between query and key the layer's input crosses as well as the query.
+    # Between query and key, two tensors cross the place: the layer's input and the query.
     assert "layers.1.attention.key" not in names
     marked = with_checkpoints(graph, [graph_index(graph, "layers.1.attention.query")])
     assert [o.name for o in marked.operations if o.is_checkpoint] == ["layers.0.norm"]

@@ -52,7 +52,7 @@ def divisions(graph: Graph, ipus: int, options: Settings) -> Iterator[Placement]
 
 
 def is_allowed(graph: Graph, placement: Placement) -> bool:
-    """Return whether one IPU has each weight, and no other IPU than that of one has two stages."""
+    """Return whether each weight is on one IPU, and at most one IPU has two stages."""
     where: dict[str, set[int]] = {}
     for operation, stage in zip(graph.operations, placement.stages, strict=True):
         for name in operation.weights:
@@ -65,7 +65,7 @@ def is_allowed(graph: Graph, placement: Placement) -> bool:
 
 
 def alone(run: Run) -> Run:
-    """The run with a placement that says nothing about the division that is searched."""
+    """Return the run with a placement that gives no hint about the division that is searched."""
     return replace(run, placement=Placement((0,) * len(run.graph.operations), (0,)))
 
 
@@ -163,7 +163,7 @@ def test_splits_of_the_ladder_are_at_least_as_good_as_those_of_the_tutorial():
 
 
 def test_a_longer_stage_may_need_less():
-    """So that places are tried one by one: in front of a large tensor less has to be kept."""
+    """Less has to be kept if a stage begins before a large tensor, so all places are tried."""
     build = Builder(64, "float16")
     x = build.input("input", 64)
     x = build.linear("narrow", x, 1, (64, 64))

@@ -1,4 +1,4 @@
-"""Identical parts of a graph: which modules are identical, and the graph with shared weights."""
+"""Identical submodules of a model, and the graph in which they share weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_equal_layers_share_their_weights():
     assert [one.name for one in found.graph.operations] == [one.name for one in graph.operations]
 
 
-def test_what_differs_in_size_or_type_is_not_identical():
+def test_modules_of_different_size_or_type_are_not_identical():
     graph = mlp([10, 20, 30, 5], 2)
     assert reused(graph, Placement.cut(graph)) is None
     equal = mlp([10, 20, 20, 20, 5], 2)

@@ -1,4 +1,4 @@
-"""Advice: why a run does not fit, and what each change would save."""
+"""Advice: the reason why a run does not fit, and the memory that each change saves."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_why_the_ladder_begins_out_of_memory(golden, why):
     assert why.advice[0].fits
 
 
-def test_saved_bytes_are_what_the_changed_run_lacks(why):
+def test_saved_bytes_are_the_difference_from_the_changed_run(why):
     half = replace(
         LADDER,
         graph=FLOAT.cast(data="float16", weights="float16"),
@@ -67,18 +67,19 @@ def test_profiling_is_named_if_it_is_on(why):
 def test_identical_parts_are_named_if_there_are_any(why):
     found = why.advice[-1]
     assert found.change == "identical parts reused: layer3.8 called 15 times, and so on"
-    # The weights, accumulators and states of 14 blocks of 1,121,280 elements, and of the others.
+    # Sharing saves the weights, accumulators and states of 14 blocks of 1,121,280 elements, and
+    # those of other groups.
     assert found.saved > 14 * 1_117_184 * 4 * 4
     graph = mlp([30_000, 30_000, 10], 1)  # no two layers have equal sizes
     lack = explain(Run(graph, Placement.cut(graph), Settings(), MK2))
     assert "identical parts" not in [advice.kind for advice in lack.advice]
 
 
-def test_nothing_to_explain_where_it_fits():
+def test_no_explanation_if_the_model_fits():
     assert explain(replace(LADDER, graph=FLOAT.cast(data="float16", weights="float16"))) is None
 
 
-def test_io_tiles_that_are_too_few():
+def test_advice_for_too_few_io_tiles():
     graph = mlp([100_000, 10], batch=256)
     settings = Settings(io_tiles=32, overlaps_io=True)
     found = explain(Run(graph, Placement.cut(graph), settings, MK2))
@@ -100,7 +101,7 @@ def test_more_io_tiles_are_no_advice_if_the_other_tiles_are_full():
     assert "I/O tiles" not in [advice.kind for advice in explain(run).advice]
 
 
-def test_more_than_anything_helps():
+def test_a_run_that_no_change_makes_fit():
     graph = mlp([30_000, 30_000, 10], 1)
     found = explain(Run(graph, Placement.cut(graph), Settings(), MK2))
     assert "Out of memory on IPU 0" in str(found)
@@ -116,7 +117,7 @@ def test_time_of_a_change_is_that_of_the_changed_run(why):
 
 @pytest.mark.parametrize("tiles", [1400, 1000, 900, 800, 700])
 def test_changes_that_make_it_fit_together(tiles):
-    """Without any of them, the model does not fit."""
+    """Each of the changes is needed to make the model fit."""
     run = replace(LADDER, ipu=replace(MK2, tiles=tiles))
     found = explain(run)
     steps = found.together
@@ -146,4 +147,4 @@ def test_advice_of_a_large_transformer_takes_two_seconds():
     (published,) = [e for e in PUBLISHED if e.name.endswith("states in float on the chip")]
     begin = time.process_time()
     explain(published.run)
-    assert time.process_time() - begin < 4  # 1.5 s alone
+    assert time.process_time() - begin < 4  # it takes 1.5 s without other load
