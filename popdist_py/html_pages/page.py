@@ -83,14 +83,23 @@ class Facts(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A table cell with a colour (``good``, ``bad`` or ``warn``) or a bar that is filled in part.
+    """A table cell with a colour, with a bar that is filled in part, or with a second line.
 
-    ``share`` is the filled part of the bar, from 0 to 1; None draws no bar.
+    Attributes:
+        text: The value of the cell.
+        kind: The colour of the text (``good``, ``bad`` or ``warn``) or of the whole cell
+            (``good-cell``, ``bad-cell`` or ``warn-cell``). The lines of a cell of the kind
+            ``words`` are broken.
+        share: The filled part of the bar, from 0 to 1; None draws no bar.
+        note: A second line in small type.
+        is_outlined: Whether the cell stands out among its neighbours.
     """
 
     text: str
     kind: str = ""
     share: float | None = None
+    note: str = ""
+    is_outlined: bool = False
 
 
 class Table(NamedTuple):

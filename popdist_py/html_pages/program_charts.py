@@ -1,4 +1,4 @@
-"""Charts of a program on a device: stacked areas, lanes of activities, and treemaps.
+"""Charts of a program on a device: stacked areas, lanes of activities, points, and treemaps.
 
 The charts are figures for plotly's JavaScript, as in the module ``charts``. A kind of value, such
 as a category of memory, has the same colour in all charts of a page.
@@ -14,7 +14,18 @@ from popdist_py.html_pages.chart_colours import LIGHT
 from popdist_py.html_pages.charts import Bars, Line, Mark, bars, lines, plotly_text
 from popdist_py.html_pages.page import Chart
 
-__all__ = ["Area", "Lane", "Node", "Span", "areas", "lanes", "treemap"]
+__all__ = [
+    "Area",
+    "Lane",
+    "Node",
+    "Point",
+    "PointKind",
+    "Span",
+    "areas",
+    "lanes",
+    "point_chart",
+    "treemap",
+]
 
 _AREAS_HEIGHT: Final = 380
 _TREEMAP_HEIGHT: Final = 460
@@ -59,6 +70,25 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
+class Point:
+    """A point of a chart with two axes of numbers, and a few words that describe the point."""
+
+    x: float
+    y: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PointKind:
+    """All points of one kind, with the colour of the kind on a light page."""
+
+    kind: str
+    colour: str
+    points: Sequence[Point]
+    is_large: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """A rectangle of a treemap.
 
@@ -70,6 +100,7 @@ class Node:
             The size is an integer, because rounded sizes could add up to more than their sum.
         text: The size of the rectangle with its unit, for the reader.
         colour: The colour of the rectangle on a light page.
+        is_hatched: Whether the rectangle is hatched.
     """
 
     key: str
@@ -78,6 +109,7 @@ class Node:
     value: int
     text: str
     colour: str
+    is_hatched: bool = False
 
 
 def areas(
@@ -164,6 +196,36 @@ def lanes(
     return Chart(title, summary, {"data": data, "layout": layout}, empty.height)
 
 
+def point_chart(
+    title: str, summary: str, kinds: Sequence[PointKind], *, x: str, y: str,
+    marks: Sequence[Mark] = (),
+) -> Chart:  # fmt: skip
+    """Return a chart of points, each with a colour for its kind."""
+    shown = [kind for kind in kinds if kind.points]
+    empty = lines(title, summary, [Line(name=kind.kind, xs=[], ys=[]) for kind in shown],
+                  x=x, y=y, marks=marks)  # fmt: skip
+    data = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": plotly_text(kind.kind),
+            "marker": {
+                "color": kind.colour,
+                "size": 16 if kind.is_large else 9,
+                "symbol": "star" if kind.is_large else "circle",
+                "line": {"color": LIGHT["ground"], "width": 1},
+            },
+            "x": [round(point.x, 4) for point in kind.points],
+            "y": [round(point.y, 4) for point in kind.points],
+            "text": [plotly_text(point.text) for point in kind.points],
+            "hovertemplate": "%{text}<br>%{x:.4~g} and %{y:,.6~g}<extra></extra>",
+        }
+        for kind in shown
+    ]
+    layout = {**empty.figure["layout"], "hovermode": "closest", "showlegend": True}
+    return Chart(title, summary, {"data": data, "layout": layout}, empty.height)
+
+
 def treemap(title: str, summary: str, nodes: Sequence[Node]) -> Chart:
     """Return a treemap, in which the area of a rectangle is proportional to its value.
 
@@ -184,6 +246,10 @@ def treemap(title: str, summary: str, nodes: Sequence[Node]) -> Chart:
             "marker": {
                 "colors": [node.colour for node in nodes],
                 "line": {"color": LIGHT["ground"], "width": 1},
+                "pattern": {
+                    "shape": ["/" if node.is_hatched else "" for node in nodes],
+                    "solidity": 0.2,
+                },
             },
             "tiling": {"pad": 1},
             "hovertemplate": "%{label}<br>%{text}, %{percentRoot:.1%} of all<extra></extra>",

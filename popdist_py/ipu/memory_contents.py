@@ -180,7 +180,7 @@ class IpuMemory:
             key = part.group(depth), part.category, part.is_always_live
             sums[key] = sums.get(key, 0) + part.bytes
         merged = [Contribution(name, kind, size, live) for (name, kind, live), size in sums.items()]
-        return tuple(sorted(merged, key=lambda part: (-part.bytes, part.name))[:count])
+        return tuple(sorted(merged, key=lambda one: (-one.bytes, one.name, one.category))[:count])
 
 
 @dataclass(frozen=True, slots=True)

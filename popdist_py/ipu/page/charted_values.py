@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from popdist_py.html_pages.chart_colours import LIGHT, NEUTRAL, series_colour
 from popdist_py.html_pages.page import Chart, Details, Part, Table
-from popdist_py.ipu.memory_contents import Contribution
+from popdist_py.ipu.memory_contents import Contribution, Verdict
 
 __all__ = [
     "ACTIVITY_STYLES",
+    "ACTIVITY_TITLES",
+    "VERDICT_COLOURS",
+    "VERDICT_KINDS",
     "category_style",
     "duration",
     "megabytes",
@@ -45,6 +48,26 @@ ACTIVITY_STYLES: Final = {
     "update": (series_colour(5), False),
     "host": (NEUTRAL, False),
     "idle": (LIGHT["grid"], False),
+}
+# The name of each activity of an IPU.
+ACTIVITY_TITLES: Final = {
+    "transfer": "from the host",
+    "load": "Streaming Memory",
+    "forward": "forward",
+    "recompute": "recomputation",
+    "backward": "backward",
+    "reduce": "all-reduce",
+    "update": "weight update",
+    "host": "host calls",
+    "idle": "idle and copies",
+}
+# The colour of texts for each verdict.
+VERDICT_KINDS: Final[Mapping[str, str]] = {"fits": "good", "close": "warn", "does not fit": "bad"}
+# The colour of points for each verdict on light pages.
+VERDICT_COLOURS: Final[Mapping[Verdict, str]] = {
+    "fits": series_colour(2),
+    "close": series_colour(1),
+    "does not fit": NEUTRAL,
 }
 
 

@@ -14,6 +14,7 @@ from popdist_py.ipu.accumulation_window import Piece
 from popdist_py.ipu.cycles import cycles_and_window
 from popdist_py.ipu.page.charted_values import (
     ACTIVITY_STYLES,
+    ACTIVITY_TITLES,
     megabytes,
     not_shown,
     percent,
@@ -32,17 +33,6 @@ _MOST_OPERATIONS: Final = 150
 # A chart with more activities would make the page slow to scroll.
 _MOST_MICRO_BATCHES: Final = 16
 _MOST_LANES: Final = 16
-_TITLES: Final = {
-    "transfer": "from the host",
-    "load": "Streaming Memory",
-    "forward": "forward",
-    "recompute": "recomputation",
-    "backward": "backward",
-    "reduce": "all-reduce",
-    "update": "weight update",
-    "host": "host calls",
-    "idle": "idle and copies",
-}
 
 
 # --- operations ---------------------------------------------------------------------------------
@@ -108,7 +98,7 @@ def execution_section(run: Run, execution: ExecutionPage) -> Section:
             *_times(execution),
             *_window(run, execution.report.window),
             Details("First steps of the schedule", (Code(_first_steps(execution)),)),
-            _traffic(execution),
+            _traffic(run, execution),
         ),
     )
 
@@ -157,16 +147,17 @@ def _times(execution: ExecutionPage) -> Iterator[Part]:
         f"{execution.report.total:,} cycles.{_imbalance(execution)}",
         [f"IPU {own.ipu}" for own in execution.ipus],
         [
-            Bars(_TITLES[name], [own.get(name, 0) / total * 100 for own in times],
+            Bars(ACTIVITY_TITLES[name], [own.get(name, 0) / total * 100 for own in times],
                  *ACTIVITY_STYLES[name])
             for name in shown
         ],
         unit="% of a call",
     )  # fmt: skip
+    chart.figure["layout"]["xaxis"]["range"] = [0, 100]
     rows = [
         (str(ipu), *(f"{own.get(name, 0):,.0f}" for name in shown)) for ipu, own in enumerate(times)
     ]
-    columns = ("IPU (cycles)", *(_TITLES[name] for name in shown))
+    columns = ("IPU (cycles)", *(ACTIVITY_TITLES[name] for name in shown))
     yield from with_table(chart, Table("Cycles of a call by kind", columns, rows))
 
 
@@ -203,7 +194,7 @@ def _window(run: Run, cycles: int) -> Iterator[Part]:
     spans: defaultdict[str, list[Span]] = defaultdict(list)
     for piece in excerpt.pieces:
         if piece.ipu < len(rows):
-            text = [_TITLES[piece.name]]
+            text = [ACTIVITY_TITLES[piece.name]]
             if piece.micro_batch is not None:
                 text.append(f"micro-batch {piece.micro_batch}")
             if piece.stage is not None:
@@ -223,7 +214,7 @@ def _window(run: Run, cycles: int) -> Iterator[Part]:
     if len(rows) < number:
         summary += f" The first {len(rows)} of {number} IPUs are drawn."
     drawn = [
-        Lane(_TITLES[name], colour, spans[name], is_hatched)
+        Lane(ACTIVITY_TITLES[name], colour, spans[name], is_hatched)
         for name, (colour, is_hatched) in ACTIVITY_STYLES.items()
         if spans[name]
     ]
@@ -235,10 +226,14 @@ def _first_steps(execution: ExecutionPage) -> str:
     return f"{grid(execution.beginning)}\n{key}"
 
 
-def _traffic(execution: ExecutionPage) -> Table:
+def _traffic(run: Run, execution: ExecutionPage) -> Table:
+    """Return the table of the work of each IPU, and of the operations with which it begins."""
+    begins: defaultdict[int, list[str]] = defaultdict(list)
+    for stage, ipu in enumerate(run.placement.ipus):
+        begins[ipu].append(run.graph.operations[run.placement.stages.index(stage)].name)
     columns = (
         *("IPU", "busy", "tile balance", "from the host MB", "to the host MB"),
-        "to other IPUs MB",
+        *("to other IPUs MB", "begins at"),
     )
     rows: list[tuple[str | Cell, ...]] = [
         (
@@ -246,6 +241,7 @@ def _traffic(execution: ExecutionPage) -> Table:
             Cell(percent(own.busy), share=own.busy),
             f"{own.tile_balance:.2%}",
             *(f"{size / 1e6:,.3f}" for size in (own.received, own.sent, own.copied)),
+            Cell(", ".join(begins[own.ipu]), "words"),
         )
         for own in execution.ipus
     ]

@@ -85,12 +85,12 @@ def _nested(ipus: Sequence[IpuMemory]) -> Part:
         for category, size in own.by_category().items():
             if not size:
                 continue
-            key, (colour, _) = f"{ipu} {category}", category_style(category)
-            nodes.append(Node(key, ipu, category, size, _text(size), colour))
+            key, style = f"{ipu} {category}", category_style(category)
+            nodes.append(Node(key, ipu, category, size, _text(size), *style))
             modules = _module_bytes(p for p in own.contributions if p.category == category)
             for name, part in modules.most_common(max(4, _MOST_RECTANGLES // len(ipus))):
                 if part and len(modules) > 1:
-                    nodes.append(Node(f"{key} {name}", key, name, part, _text(part), colour))
+                    nodes.append(Node(f"{key} {name}", key, name, part, _text(part), *style))
     return treemap(
         "Memory by category and module",
         "The area of a rectangle is its memory. A click enlarges a rectangle. The table below has "

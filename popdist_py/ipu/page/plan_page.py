@@ -11,10 +11,16 @@ from popdist_py.atomic_file import write_whole
 from popdist_py.errors import counted
 from popdist_py.html_pages.page import Badge, Section, page
 from popdist_py.ipu.memory_contents import Verdict
-from popdist_py.ipu.page.execution_sections import execution_section, operations_section
+from popdist_py.ipu.page.comparison_section import comparison_section
+from popdist_py.ipu.page.execution_sections import (
+    execution_section,
+    operations_section,
+    time_by_kind,
+)
 from popdist_py.ipu.page.liveness_section import liveness_section
 from popdist_py.ipu.page.memory_sections import memory_section
-from popdist_py.ipu.page.saved_reports import SavedReports, comparison_section, saved_reports
+from popdist_py.ipu.page.saved_reports import SavedReports, saved_reports
+from popdist_py.ipu.page.search_section import search_section
 from popdist_py.ipu.page.summary_sections import (
     insights_section,
     opening_facts,
@@ -23,6 +29,7 @@ from popdist_py.ipu.page.summary_sections import (
 from popdist_py.ipu.page.what_if_section import what_if_section
 from popdist_py.ipu.reports import ExecutionPage, MemoryPage
 from popdist_py.ipu.searches import Run
+from popdist_py.ipu.searches.search_answers import Answer
 
 __all__ = ["Planned", "plan_page", "write_plan_page"]
 
@@ -50,6 +57,7 @@ class Planned:
         memory: The report about memory of ``run``.
         execution: The report about time of ``run``.
         options: The options that the user gave, with their values.
+        answer: The result of the search that found ``run``; None if nothing was searched.
     """
 
     name: str
@@ -57,6 +65,7 @@ class Planned:
     memory: MemoryPage
     execution: ExecutionPage
     options: Mapping[str, str] = field(default_factory=dict)
+    answer: Answer | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return both reports, the name of the model, and the given options as JSON values."""
@@ -68,7 +77,16 @@ class Planned:
             "verdict": self.memory.verdict,
             "memory": self.memory.to_json(),
             "execution": self.execution.to_json(),
+            "cycles_by_kind": _cycles_by_kind(self.execution),
         }
+
+
+def _cycles_by_kind(execution: ExecutionPage) -> list[dict[str, Any]]:
+    times = zip(execution.ipus, time_by_kind(execution), strict=True)
+    return [
+        {"ipu": own.ipu, "cycles": {kind: round(size) for kind, size in cycles.items()}}
+        for own, cycles in times
+    ]
 
 
 def write_plan_page(path: Path, planned: Planned, beside: SavedReports | None = None) -> None:
@@ -97,6 +115,8 @@ def plan_page(planned: Planned, beside: SavedReports | None = None) -> str:
     if beside is not None:
         this = saved_reports(planned.to_json(), planned.name)
         sections.insert(0, comparison_section(this, beside))
+    if planned.answer is not None:
+        sections.insert(0, search_section(planned.answer))
     where = counted(run.placement.num_ipus, f"{run.ipu.name} IPU")
     mode = "training" if run.settings.is_training else "inference"
     return page(

@@ -1,32 +1,35 @@
-"""Reports that ``--json`` has written to a file, and the section that compares two reports."""
+"""Reports that ``--json`` has written to a file, and the figures of a report in this process."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-from popdist_py.html_pages.charts import Bars, Mark, bars
-from popdist_py.html_pages.page import Cell, Part, Section, Sentence, Table
-from popdist_py.ipu.page.charted_values import category_style, percent
-
-__all__ = ["SavedIpu", "SavedReports", "comparison_section", "read_saved_reports", "saved_reports"]
+__all__ = ["SavedIpu", "SavedReports", "read_saved_reports", "saved_reports"]
 
 _MOST_BYTES: Final = 64 << 20
 _PART_BYTES: Final = 1 << 20
 # Larger numbers are not figures of a model, and their quotients might not be finite.
 _MOST: Final = 1e18
-_MOST_IPUS: Final = 64
 _NOT_A_REPORT: Final = "it is not a report that --json has written"
-# A row of the comparison: a quantity, its value in both reports, and the difference.
-_Row: TypeAlias = tuple[str, str | Cell, str | Cell, str]
 
 
 @dataclass(frozen=True, slots=True)
 class SavedIpu:
-    """The memory and the work of one IPU in a saved report; bytes, and shares between 0 and 1."""
+    """The memory and the work of one IPU in a saved report.
+
+    Attributes:
+        ipu: The number of the IPU.
+        needed: The bytes that the program needs on all tiles.
+        capacity: The bytes of the memory of all tiles.
+        fullest_tile: The bytes that the program needs on the fullest tile.
+        by_category: The bytes of each category of memory.
+        busy: The share of a call in which the IPU computes, from 0 to 1.
+        cycles: The clock cycles of a call by kind of activity; empty in older reports.
+    """
 
     ipu: int
     needed: int
@@ -34,6 +37,7 @@ class SavedIpu:
     fullest_tile: int
     by_category: Mapping[str, int]
     busy: float
+    cycles: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,10 @@ def saved_reports(document: Any, name: str) -> SavedReports:
     try:
         memory, execution = document["memory"], document["execution"]
         busy = {_count(own["ipu"]): _amount(own["busy"]) for own in execution["ipus"]}
+        cycles = {
+            _count(own["ipu"]): {str(k): _amount(v) for k, v in own["cycles"].items()}
+            for own in document.get("cycles_by_kind", [])
+        }
         verdict = document.get("verdict")
         if verdict is None:
             verdict = "fits" if memory["fits"] else "does not fit"
@@ -130,6 +138,7 @@ def saved_reports(document: Any, name: str) -> SavedReports:
                     fullest_tile=max(_count(own["fullest_tile"]), _count(own["fullest_io_tile"])),
                     by_category={str(k): _count(v) for k, v in own["by_category"].items()},
                     busy=busy[_count(own["ipu"])],
+                    cycles=cycles.get(_count(own["ipu"]), {}),
                 )
                 for own in memory["ipus"]
             ),
@@ -144,108 +153,3 @@ def saved_reports(document: Any, name: str) -> SavedReports:
     if not found.ipus or found.tile_bytes < 1 or any(own.capacity < 1 for own in found.ipus):
         raise ValueError(_NOT_A_REPORT)
     return found
-
-
-# --- comparison ---------------------------------------------------------------------------------
-
-
-def comparison_section(this: SavedReports, other: SavedReports) -> Section:
-    """Return the section that shows two reports side by side, with their differences."""
-    rows = [
-        (
-            "verdict",
-            this.verdict,
-            other.verdict,
-            "" if this.verdict == other.verdict else "differs",
-        ),
-        ("device", this.device, other.device, "" if this.device == other.device else "differs"),
-        _share_row("fullest tile", this.share, other.share),
-        _row("IPUs of a replica", len(this.ipus), len(other.ipus), "{:,.0f}"),
-        _row("fullest IPU, MB", _most(this), _most(other), "{:,.1f}"),
-        *_category_rows(this, other),
-        _row("samples/s", this.throughput, other.throughput, "{:,.1f}"),
-        _row("samples of a call", this.samples, other.samples, "{:,.0f}"),
-        _row("milliseconds of a call", this.seconds * 1e3, other.seconds * 1e3, "{:,.1f}"),
-        _row("cycles of a call", this.cycles, other.cycles, "{:,.0f}"),
-        _share_row("busy, mean of the IPUs", _busy(this), _busy(other)),
-    ]
-    parts: list[Part] = [
-        Sentence(f"This report is {this.name}. The other report is {other.name}."),
-        Table("Comparison", ("quantity", "this report", "other report", "difference"), rows),
-        _chart(this, other),
-    ]
-    changed = _changed_options(this, other)
-    if changed:
-        columns = ("option that differs", "this report", "other report")
-        parts.append(Table("Different options", columns, changed))
-    return Section("Comparison", tuple(parts))
-
-
-def _row(name: str, this: float, other: float, form: str) -> _Row:
-    if this == other:
-        difference = ""
-    elif other:
-        difference = f"{(this - other) / other:+.1%}"
-    else:
-        difference = "only in this report"
-    return name, form.format(this), form.format(other), difference
-
-
-def _share_row(name: str, this: float, other: float) -> _Row:
-    points = (this - other) * 100
-    difference = f"{points:+.1f} points" if abs(points) >= 0.05 else ""
-    first, second = (Cell(percent(one), share=min(1.0, max(0.0, one))) for one in (this, other))
-    return name, first, second, difference
-
-
-def _category_rows(this: SavedReports, other: SavedReports) -> Iterator[_Row]:
-    sums = [_by_category(one) for one in (this, other)]
-    for name in dict.fromkeys([*sums[0], *sums[1]]):
-        first, second = (one.get(name, 0) for one in sums)
-        if first or second:
-            yield _row(f"{name} on all IPUs, MB", first / 1e6, second / 1e6, "{:,.1f}")
-
-
-def _by_category(reports: SavedReports) -> dict[str, int]:
-    sums: dict[str, int] = {}
-    for own in reports.ipus:
-        for name, size in own.by_category.items():
-            sums[name] = sums.get(name, 0) + size
-    return dict(sorted(sums.items(), key=lambda item: -item[1]))
-
-
-def _most(reports: SavedReports) -> float:
-    return max(own.needed for own in reports.ipus) / 1e6
-
-
-def _busy(reports: SavedReports) -> float:
-    return sum(own.busy for own in reports.ipus) / len(reports.ipus)
-
-
-def _chart(this: SavedReports, other: SavedReports) -> Part:
-    ipus = [("this", own) for own in this.ipus[:_MOST_IPUS]]
-    ipus += [("other", own) for own in other.ipus[:_MOST_IPUS]]
-    names = list(dict.fromkeys([*_by_category(this), *_by_category(other)]))
-    summary = (
-        f"The fullest IPU needs {_most(this):,.1f} MB in this report and {_most(other):,.1f} MB in "
-        "the other one."
-    )
-    capacity = min(own.capacity for _, own in ipus) / 1e6
-    return bars(
-        "Memory of both reports by category",
-        summary,
-        [f"{which}: IPU {own.ipu}" for which, own in ipus],
-        [
-            Bars(name, [own.by_category.get(name, 0) / 1e6 for _, own in ipus],
-                 *category_style(name))
-            for name in names
-        ],
-        unit="MB",
-        marks=[Mark(capacity, "available", is_left=True)],
-    )  # fmt: skip
-
-
-def _changed_options(this: SavedReports, other: SavedReports) -> Sequence[tuple[str, str, str]]:
-    names = dict.fromkeys([*this.options, *other.options])
-    rows = ((name, this.options.get(name, "-"), other.options.get(name, "-")) for name in names)
-    return [row for row in rows if row[1] != row[2]]

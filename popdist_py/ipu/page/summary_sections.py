@@ -19,20 +19,22 @@ from popdist_py.html_pages.page import (
 )
 from popdist_py.ipu.graph import Graph
 from popdist_py.ipu.memory_contents import UNCERTAINTY, IpuMemory, Verdict
-from popdist_py.ipu.page.charted_values import duration, megabytes, percent
+from popdist_py.ipu.page.charted_values import VERDICT_KINDS, duration, megabytes, percent
 from popdist_py.ipu.reports import ExecutionPage, MemoryPage
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import Location
+from popdist_py.ipu.what_if import Advice
 
 __all__ = ["insights_section", "opening_facts", "summary_section", "verdict_cell"]
 
 _LARGEST: Final = 10
-_KINDS: Final[Mapping[Verdict, str]] = {"fits": "good", "close": "warn", "does not fit": "bad"}
+# A smaller share of the samples per second is not shown in a colour.
+_NOTICEABLE: Final = 0.01
 
 
 def verdict_cell(verdict: Verdict) -> Cell:
     """Return a table cell with a verdict in its colour."""
-    return Cell(verdict, _KINDS[verdict])
+    return Cell(verdict, VERDICT_KINDS[verdict])
 
 
 def opening_facts(run: Run, memory: MemoryPage, execution: ExecutionPage) -> Facts:
@@ -134,7 +136,7 @@ def _location(location: Location) -> str:
 def insights_section(memory: MemoryPage) -> Section:
     """Return the section that says whether a model fits, what fills its IPUs, and what helps."""
     own = _fullest(memory.ipus)
-    parts: list[Part] = [_panel(own), _ipu_table(memory.ipus)]
+    parts: list[Part] = [_panel(own), _ipu_table(memory.ipus), *_tips(memory)]
     always = [part for part in own.largest(len(own.contributions)) if part.is_always_live]
     variables = [part for part in always if part.category not in ("code", "profiling", "gaps")]
     rows = [
@@ -150,13 +152,12 @@ def insights_section(memory: MemoryPage) -> Section:
         parts.append(Sentence(f"The largest always-live variables of IPU {own.ipu}:"))
         columns = ("MB", "of the IPU", "category", "variable")
         parts.append(Table("Largest always-live variables", columns, rows))
-    parts += _tips(memory)
     return Section("Insights", tuple(parts))
 
 
 def _panel(own: IpuMemory) -> Part:
     figures = (
-        f"The fullest tile of IPU {own.ipu} needs {percent(own.share)} ± {UNCERTAINTY:.0%} of the "
+        f"the fullest tile of IPU {own.ipu} needs {percent(own.share)} ± {UNCERTAINTY:.0%} of the "
         f"{own.tile_bytes:,} bytes of a tile"
     )
     if own.verdict == "fits":
@@ -194,21 +195,45 @@ def _ipu_table(ipus: Sequence[IpuMemory]) -> Table:
 
 def _tips(memory: MemoryPage) -> Iterator[Part]:
     problem = memory.problem
-    if problem is None or not problem.advice:
+    if problem is None:
         return
-    yield Sentence("Changes that would help, each alone:")
-    how = any(one.how for one in problem.advice)
-    columns = ("MB less", "then", "change", *(["how"] if how else []))
+    if problem.advice:
+        yield Sentence(
+            "Changes that would help, each alone. The change that costs the least time for each "
+            "saved byte comes first:"
+        )
+        yield _advice_table("Tips", problem.advice)
+    # A single change that is enough is in the first table already.
+    if len(problem.together) > 1:
+        yield Sentence(
+            "Changes that together make the model fit. The figures of each are compared with the "
+            "run after the changes above it:"
+        )
+        yield _advice_table("Tips that together make the model fit", problem.together)
+    if problem.more_ipus:
+        yield Sentence(f"The model also fits on {problem.more_ipus}.")
+
+
+def _advice_table(name: str, advice: Sequence[Advice]) -> Table:
+    how = any(one.how for one in advice)
     rows = [
         (
             megabytes(one.saved),
+            Cell(one.time, _time_kind(one)),
             Cell("fits", "good") if one.fits else "",
-            one.change,
-            *([one.how] if how else []),
+            Cell(one.change, "words"),
+            *([Cell(one.how, "words")] if how else []),
         )
-        for one in problem.advice
+        for one in advice
     ]
-    yield Table("Tips", columns, rows)
+    columns = ("MB less", "time", "then", "change", *(["how"] if how else []))
+    return Table(name, columns, rows)
+
+
+def _time_kind(advice: Advice) -> str:
+    if abs(advice.slower) < _NOTICEABLE:
+        return ""
+    return "warn" if advice.slower > 0 else "good"
 
 
 def _fullest(ipus: Sequence[IpuMemory]) -> IpuMemory:

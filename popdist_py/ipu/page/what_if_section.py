@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
 from popdist_py.errors import counted
-from popdist_py.html_pages.page import Cell, Part, Section, Sentence, Table
+from popdist_py.html_pages.page import Cell, Details, Part, Section, Sentence, Table
 from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.graph import Graph, Placement
 from popdist_py.ipu.memory import memory
@@ -32,6 +32,17 @@ _MANY_IPUS: Final = 16
 _HALF: Final = "16.16"
 _BITS: Final = {"float32": "32", "float16": "16"}
 _ORDER: Final[tuple[Verdict, ...]] = ("fits", "close", "does not fit")
+_EXPLAINED: Final[Mapping[str, str]] = {
+    "norm": "With norm, the backward pass computes normalisations again.",
+    "stage": (
+        "With stage, the backward pass computes everything again but the inputs of a stage and "
+        "checkpoints."
+    ),
+    "standard": (
+        "With standard, the backward pass computes everything again but the checkpoints that "
+        "PopART chooses."
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +53,9 @@ class Alternative:
         run: The configuration with the changed options.
         precision: The bits of the types of data and of weights, such as ``16.32``.
         num_changes: The number of options that differ from the run that the user described.
-        share: The used share of the fullest tile; None if no division into stages was found.
+        share: The used share of the fullest tile.
         verdict: Whether the model fits into memory.
-        throughput: The samples per second of all replicas; None if ``share`` is None.
+        throughput: The samples per second of all replicas.
     """
 
     run: Run
@@ -70,8 +81,13 @@ def alternatives(run: Run) -> list[Alternative]:
     limit = _MOST_OPERATIONS // max(1, len(run.graph.operations))
     limit = min(_MOST_ALTERNATIVES, max(_LEAST_ALTERNATIVES, limit))
     chosen = sorted(_changed(run), key=lambda each: each[0])[:limit]
-    found = [_estimated(*each) for each in chosen]
-    return sorted(found, key=lambda one: (_ORDER.index(one.verdict), -one.throughput))
+    return sorted((_estimated(*each) for each in chosen), key=_rank)
+
+
+def _rank(one: Alternative) -> tuple[object, ...]:
+    """Return a key that sorts by verdict and speed, and alternatives of equal speed by options."""
+    speed = round(one.throughput, 1)
+    return _ORDER.index(one.verdict), -speed, *_size(one), one.precision, one.recompute
 
 
 def _estimated(num_changes: int, precision: str, run: Run) -> Alternative:
@@ -87,7 +103,7 @@ def _changed(run: Run) -> Iterator[tuple[int, str, Run]]:
     graphs = _graphs(run.graph)
     kinds: list[Recompute] = [run.settings.recompute_for(run.placement)]
     if run.settings.is_training:
-        others: tuple[Recompute, ...] = ("none", "stage")
+        others: tuple[Recompute, ...] = ("none", "standard", "stage")
         kinds += [kind for kind in others if kind not in kinds]
     own = run.graph.batch
     batches = list(dict.fromkeys([own, max(1, own // 2), 2 * own]))
@@ -160,6 +176,91 @@ def _placements(run: Run) -> list[Placement]:
 def what_if_section(run: Run) -> Section:
     """Return the section that compares a run with alternatives."""
     found = alternatives(run)
+    fitting = sum(one.verdict == "fits" for one in found)
+    parts: list[Part] = [
+        Sentence(
+            f"{fitting} of {counted(len(found), 'alternative')} fit. IPUs are those of a replica. "
+            "A pipeline on more IPUs has the micro-batches that it needs; all other options stay "
+            "as they are."
+        ),
+        Sentence(_key(found)),
+        _grid(found),
+        Details("What if: all figures", (_table(found),)),
+    ]
+    counts = {one.run.placement.num_ipus for one in found}
+    missing = sorted(count for count in _other_counts(run) if count not in counts)
+    if missing:
+        numbers = " or ".join(map(str, missing))
+        parts.append(Sentence(f"No division of the model over {numbers} IPUs was found to fit."))
+    splits = _split_rows(found)
+    if splits:
+        parts.append(
+            Sentence(
+                "The stages after the first begin at these operations. For other numbers of IPUs "
+                "than those of this run, --find splits may find faster divisions."
+            )
+        )
+        parts.append(Table("Splits", ("IPUs", "stages begin at"), splits))
+    return Section("What if", tuple(parts))
+
+
+def _key(found: Sequence[Alternative]) -> str:
+    """Return sentences that explain the cells and the columns of the grid."""
+    text = (
+        "A cell has the samples per second of all replicas, and the used share of the fullest "
+        "tile. The outlined cells are the fastest ones that fit, for each number of IPUs."
+    )
+    if any(one.run.settings.is_training for one in found):
+        text += " A column names the bits of data and weights, and the kind of recomputation."
+    kinds = dict.fromkeys(one.recompute for one in found)
+    texts = [text, *(_EXPLAINED[kind] for kind in kinds if kind in _EXPLAINED)]
+    return " ".join(texts)
+
+
+def _grid(found: Sequence[Alternative]) -> Table:
+    """Return a table with a row for each batch and number of IPUs, and a column for each type."""
+    columns = sorted({_column(one) for one in found}, key=_column_order)
+    at = {(_size(one), _column(one)): one for one in found}
+    best: dict[int, Alternative] = {}
+    for one in found:
+        if one.verdict == "fits":
+            best.setdefault(one.run.placement.num_ipus, one)
+    rows = [
+        (
+            str(ipus),
+            f"{batch:,}",
+            *(_grid_cell(at.get(((ipus, batch), column)), best.get(ipus)) for column in columns),
+        )
+        for ipus, batch in sorted({_size(one) for one in found})
+    ]
+    return Table("What if", ("IPUs", "micro-batch", *map(", ".join, columns)), rows)
+
+
+def _size(one: Alternative) -> tuple[int, int]:
+    return one.run.placement.num_ipus, one.run.graph.batch
+
+
+def _column(one: Alternative) -> tuple[str, ...]:
+    if not one.run.settings.is_training:
+        return (one.precision,)
+    return one.precision, "keeps all" if one.recompute == "none" else one.recompute
+
+
+def _column_order(column: tuple[str, ...]) -> tuple[bool, tuple[str, ...]]:
+    """Return a key that sorts columns by precision, with half precision last."""
+    return column[0] == _HALF, column
+
+
+def _grid_cell(one: Alternative | None, best: Alternative | None) -> str | Cell:
+    if one is None:
+        return Cell("-", note="not estimated")
+    own = "" if one.num_changes else "this run: "
+    note = f"{own}{one.verdict}, {percent(one.share)}"
+    kind = f"{verdict_cell(one.verdict).kind}-cell"
+    return Cell(f"{one.throughput:,.1f}/s", kind, note=note, is_outlined=one is best)
+
+
+def _table(found: Sequence[Alternative]) -> Table:
     rows = [
         (
             str(one.run.placement.num_ipus),
@@ -179,29 +280,7 @@ def what_if_section(run: Run) -> Section:
         *("fullest tile", "verdict", "samples/s", "samples/s of an IPU"),
     )
     marked = frozenset(index for index, one in enumerate(found) if not one.num_changes)
-    fitting = sum(one.verdict == "fits" for one in found)
-    parts: list[Part] = [
-        Sentence(
-            f"{fitting} of {counted(len(found), 'alternative')} fit. The marked row is this run. "
-            "IPUs are those of a replica; all other options stay as they are."
-        ),
-        Table("What if", columns, rows, marked, is_sortable=True),
-    ]
-    counts = {one.run.placement.num_ipus for one in found}
-    missing = sorted(count for count in _other_counts(run) if count not in counts)
-    if missing:
-        numbers = " or ".join(map(str, missing))
-        parts.append(Sentence(f"No division of the model over {numbers} IPUs was found to fit."))
-    splits = _split_rows(found)
-    if splits:
-        parts.append(
-            Sentence(
-                "The stages after the first begin at these operations. For other numbers of IPUs "
-                "than those of this run, --find splits may find faster divisions."
-            )
-        )
-        parts.append(Table("Splits", ("IPUs", "stages begin at"), splits))
-    return Section("What if", tuple(parts))
+    return Table("What if: all figures", columns, rows, marked, is_sortable=True)
 
 
 def _num_ipus(run: Run) -> int:

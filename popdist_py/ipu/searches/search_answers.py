@@ -54,6 +54,7 @@ class Answer(Report):
         run: The configuration (graph, placement, settings and IPU) that the search found; None if
             the search found nothing that fits into memory.
         more: Further tables, which are displayed after the table of IPUs.
+        curve: The compared kinds of recomputation; empty if the question is not "recompute".
     """
 
     question: str
@@ -61,6 +62,7 @@ class Answer(Report):
     json_values: Mapping[str, Any]
     run: Run | None
     more: tuple[Section, ...] = ()
+    curve: tuple[RecomputationPoint, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -134,14 +136,14 @@ def find_recomputation(run: Run) -> Answer:
     found = fastest_that_fits(curve)
     values: dict[str, Any] = {"curve": [_of_point(point) for point in curve]}
     if found is None:
-        return Answer("recompute", "No recomputation makes it fit", values, None)
+        return Answer("recompute", "No recomputation makes it fit", values, None, curve=curve)
     kind, marked = found.run.settings.recompute, list(found.checkpoints)
     sentence = f"The cheapest recomputation that fits: {kind}"
     if marked:
         names = ", ".join(marked) if len(marked) <= _NAMES else found.kept
         sentence += f", with checkpoints behind {len(marked)} operations: {names}"
     values |= {"recompute": kind, "checkpoints": marked}
-    return Answer("recompute", sentence, values, found.run, (_curve(curve, found),))
+    return Answer("recompute", sentence, values, found.run, (_curve(curve, found),), curve)
 
 
 def _of_point(point: RecomputationPoint) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
@@ -335,25 +336,31 @@ def _command(
         run = run_from_command(model_graph, asked)
     except (FactoryError, ValueError) as error:
         raise _CannotTell(str(error)) from error
-    if find is not None:
-        answer = _answer(run, find, ipus)
-        code = _tell_answer(answer, as_json=as_json)
-        planned = planned_run(answer.run or run, context) if wanted is not None else None
+    told: Answer | Planned
+    planned: Planned | None = None
+    if find is None:
+        told = planned = planned_run(run, context)
     else:
-        planned = planned_run(run, context)
-        code = _tell_pages(planned, as_json=as_json)
-    if wanted is not None and planned is not None:
-        _write_page(wanted, planned, as_json=as_json)
+        told = _answer(run, find, ipus)
+        if wanted is not None:
+            planned = replace(planned_run(told.run or run, context), answer=told)
+    # The page is written before anything is printed: the reader of the output may end early.
+    problem = None if wanted is None or planned is None else _problem_of_page(wanted, planned)
+    code = _tell(told, as_json=as_json)
+    if problem is not None:
+        raise _CannotTell(problem)
+    if wanted is not None and not as_json:
+        click.echo(f"\nThe page is {wanted.path}")
     context.exit(code)
 
 
-def _write_page(wanted: WantedPage, planned: Planned, *, as_json: bool) -> None:
+def _problem_of_page(wanted: WantedPage, planned: Planned) -> str | None:
+    """Write a page; return an error message if its file cannot be written."""
     try:
         wanted.write(planned)
     except OSError as error:
-        raise _CannotTell(f"--page {wanted.path}: {error.strerror or error}") from error
-    if not as_json:
-        click.echo(f"\nThe page is {wanted.path}")
+        return f"--page {wanted.path}: {error.strerror or error}"
+    return None
 
 
 def _model_graph(example: Example, loss: str | None, *, training: bool) -> ModelGraph:
@@ -372,20 +379,15 @@ def _answer(run: Run, find: str, ipus: int | None) -> Answer:
     return find_recomputation(run) if ipus is None else find_splits(run, ipus)
 
 
-def _tell_answer(answer: Answer, *, as_json: bool) -> int:
+def _tell(told: Answer | Planned, *, as_json: bool) -> int:
+    """Print reports or the result of a search, and return the exit code of its verdict."""
     if as_json:
-        click.echo(json.dumps(answer.to_json()))
+        click.echo(json.dumps(told.to_json()))
+    elif isinstance(told, Answer):
+        _show(told)
     else:
-        _show(answer)
-    return _CODES[answer.verdict]
-
-
-def _tell_pages(planned: Planned, *, as_json: bool) -> int:
-    if as_json:
-        click.echo(json.dumps(planned.to_json()))
-    else:
-        _show(planned.memory, planned.execution)
-    return _CODES[planned.memory.verdict]
+        _show(told.memory, told.execution)
+    return _CODES[told.verdict if isinstance(told, Answer) else told.memory.verdict]
 
 
 def _show(*reports: MemoryPage | ExecutionPage | Answer) -> None:

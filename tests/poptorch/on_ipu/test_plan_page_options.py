@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
+import sys
 from inspect import signature
 from pathlib import Path
 
@@ -81,6 +84,34 @@ def test_a_search_writes_the_page_of_the_run_that_it_found(tmp_path):
     assert code == 0
     assert "The best splits over 2 IPUs" in out
     assert "on 2 mk2 IPUs of a replica" in page.read_text()
+    assert ">Search</h2>" in page.read_text()
+
+
+def test_a_page_is_written_before_the_reader_of_the_output_ends(tmp_path, monkeypatch):
+    page = tmp_path / "page.html"
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", encoding="utf-8") as output:  # noqa: PTH123 (a descriptor)
+        monkeypatch.setattr(sys, "stdout", output)
+        with pytest.raises(SystemExit) as ended:
+            COMMAND.main([*MLP, "--page", str(page)])
+    assert ended.value.code == 141
+    assert "Memory Report" in page.read_text()
+
+
+def test_a_page_that_cannot_be_written_leaves_no_file_and_the_report_is_printed(
+    tmp_path, monkeypatch
+):
+    def full(self, *_, **__):
+        self.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    code, out, error = ask(*MLP, "--page", tmp_path / "page.html")
+    assert code == 2
+    assert out == ask(*MLP)[1]
+    assert error.endswith("page.html: No space left on device\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_a_page_is_refused_before_the_model_is_made(tmp_path):

@@ -11,19 +11,23 @@ from html.parser import HTMLParser
 
 import pytest
 
-from popdist_py.html_pages.page import Chart, ChartRow, Table, TableRow
+from popdist_py.html_pages.page import Cell, Chart, ChartRow, Sentence, Table, TableRow
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.memory import ESTIMATES
 from popdist_py.ipu.page import Planned, plan_page, write_plan_page
 from popdist_py.ipu.page import what_if_section as what_ifs
+from popdist_py.ipu.page.comparison_section import comparison_section
 from popdist_py.ipu.page.execution_sections import execution_section, time_by_kind
 from popdist_py.ipu.page.liveness_section import liveness_section
 from popdist_py.ipu.page.memory_sections import memory_section, tile_bytes_of
 from popdist_py.ipu.page.saved_reports import saved_reports
+from popdist_py.ipu.page.search_section import search_section
+from popdist_py.ipu.page.summary_sections import insights_section
 from popdist_py.ipu.page.what_if_section import alternatives, what_if_section
 from popdist_py.ipu.reports import execution_page, memory_page
 from popdist_py.ipu.reports.memory_over_time import live_categories
 from popdist_py.ipu.searches import Run
+from popdist_py.ipu.searches.search_answers import find_ipus, find_recomputation
 from popdist_py.ipu.settings import ADAM, Location, Settings
 from popdist_py.ipu.specification import MK1, MK2
 from tools.device.ipu_graphs import mlp, resnet, transformer
@@ -76,17 +80,23 @@ def page_of(name):
 
 
 class Outline(HTMLParser):
-    """Collects the headings, captions and rows of a page as lines without numbers."""
+    """Collects the headings, captions and rows of a page as lines without numbers.
+
+    The order of the rows of tables that the reader can sort depends on figures, so these rows are
+    in the order of their texts.
+    """
 
     LINES = ("h1", "h2", "figcaption", "tr", "p", "summary", "dt")
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.lines = []
-        self._open = None
+        self._open = self._sorted_from = None
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
+        if tag == "table" and ("class", "pp-sortable") in attrs:
+            self._sorted_from = len(self.lines) + 1
         if tag in self.LINES:
             self._open = tag
             self.lines.append(f"{tag}:")
@@ -94,6 +104,9 @@ class Outline(HTMLParser):
             self.lines[-1] += " |"
 
     def handle_endtag(self, tag):
+        if tag == "table" and self._sorted_from is not None:
+            self.lines[self._sorted_from :] = sorted(self.lines[self._sorted_from :])
+            self._sorted_from = None
         if tag == self._open:
             self._open = None
 
@@ -186,7 +199,7 @@ def test_alternatives_contain_the_run_itself(name):
     assert (own.share, own.verdict) == (memory.share, memory.verdict)
     assert own.throughput == pytest.approx(execution.report.throughput)
     order = ["fits", "close", "does not fit"]
-    keys = [(order.index(one.verdict), -one.throughput) for one in found]
+    keys = [(order.index(one.verdict), -round(one.throughput, 1)) for one in found]
     assert keys == sorted(keys)
 
 
@@ -194,7 +207,7 @@ def test_alternatives_change_batch_types_recomputation_and_ipus():
     found = alternatives(RUNS["too large"])
     assert {one.run.graph.batch for one in found} == {64, 128, 256}
     assert {one.precision for one in found} == {"32.32", "16.16"}
-    assert {one.recompute for one in found} == {"none", "stage"}
+    assert {one.recompute for one in found} == {"none", "standard", "stage"}
     assert {one.run.placement.num_ipus for one in found} >= {1, 2, 4}
     for one in found:
         stages = one.run.placement.num_stages
@@ -247,10 +260,103 @@ def test_two_reports_are_compared():
     text = plan_page(mine, saved_reports(document, "other.json"))
     lines = Outline(text).lines
     assert "h2: Comparison" in lines
-    assert "p: This report is models.py:too large. The other report is models.py:mlp." in lines
+    assert any(
+        line.startswith("p: This report is models.py:too large. The other report is models.py:mlp.")
+        for line in lines
+    )
     assert "tr: | verdict | does not fit | fits | differs" in lines
     assert "tr: | --batch | # | #" in lines
+    assert any("Time of both reports by kind" in line for line in lines)
     assert "h2: Comparison" not in Outline(page_of("too large")).lines
+
+
+def test_differences_have_a_sign_and_a_colour():
+    slow, fast = RUNS["transformer"], replace(RUNS["transformer"], ipu=MK2)
+    documents = [
+        Planned(name="m", run=one, memory=memory_page(one), execution=execution_page(one)).to_json()
+        for one in (fast, slow)
+    ]
+    section = comparison_section(*(saved_reports(each, "m") for each in documents))
+    rows = {
+        row[0]: row for table in section.parts if isinstance(table, Table) for row in table.rows
+    }
+    assert section.parts[0].text.startswith("Both reports are of m.")
+    difference = rows["samples/s"][3]
+    assert (difference.text[0], difference.kind) == ("+", "good")
+    assert (rows["forward"][3].text[0], rows["forward"][3].kind) == ("-", "good")
+    assert rows["code"][3].kind == "warn"
+    assert rows["samples of a call"][3].text == ""
+
+
+def test_reports_without_times_are_compared_too():
+    document = planned("mlp").to_json()
+    del document["cycles_by_kind"]
+    older = saved_reports(document, "m")
+    titles = [
+        part.title for part in comparison_section(older, older).parts if isinstance(part, Chart)
+    ]
+    assert titles == ["Memory of both reports by category"]
+
+
+def test_insights_tell_the_time_of_changes_and_the_changes_that_go_together():
+    lack = planned("too large").memory.problem
+    together = tuple(replace(one, how="model.half()") for one in lack.advice[:2])
+    memory = replace(planned("too large").memory, problem=replace(
+        lack, together=together, more_ipus="8 IPUs: IPU 1 from layer1"
+    ))  # fmt: skip
+    section = insights_section(memory)
+    tables = {part.name: part for part in section.parts if isinstance(part, Table)}
+    assert tables["Tips"].columns == ("MB less", "time", "then", "change")
+    assert [row[1].text for row in tables["Tips"].rows] == [one.time for one in lack.advice]
+    (name,) = (name for name in tables if "together" in name)
+    assert [row[3].text for row in tables[name].rows] == [one.change for one in together]
+    assert {row[4] for row in tables[name].rows} == {Cell("model.half()", "words")}
+    texts = [part.text for part in section.parts if isinstance(part, Sentence)]
+    assert "The model also fits on 8 IPUs: IPU 1 from layer1." in texts
+
+
+def test_the_grid_has_every_alternative_and_marks_the_best_of_each_number_of_ipus():
+    own = RUNS["too large"]
+    found = alternatives(own)
+    (grid,) = (
+        part for part in what_if_section(own).parts if getattr(part, "name", "") == "What if"
+    )
+    cells = [cell for row in grid.rows for cell in row[2:]]
+    assert sum(cell.text != "-" for cell in cells) == len(found)
+    assert sum(cell.note.startswith("this run: does not fit") for cell in cells) == 1
+    fitting = [one for one in found if one.verdict == "fits"]
+    fastest = {}
+    for one in fitting:
+        fastest.setdefault(str(one.run.placement.num_ipus), f"{one.throughput:,.1f}/s")
+    marked = {row[0]: cell.text for row in grid.rows for cell in row[2:] if cell.is_outlined}
+    assert marked == fastest
+    assert {cell.kind for cell in cells if cell.is_outlined} == {"good-cell"}
+
+
+def test_a_search_is_the_first_section_of_a_page():
+    answer = find_recomputation(run(BERT, optimizer=ADAM))
+    text = plan_page(replace(planned("mlp"), answer=answer))
+    assert re.findall(r'<h2 id="h1">([^<]*)</h2>', text) == ["Search"]
+    section = search_section(answer)
+    (chart,) = (part for part in section.parts if isinstance(part, Chart))
+    assert sum(len(each["x"]) for each in chart.figure["data"]) == len(answer.curve)
+    assert [each["name"] for each in chart.figure["data"]][-1] == "found"
+    assert section.parts[0] == Sentence(f"{answer.sentence}.", "good")
+
+
+def test_a_search_that_found_nothing_shows_what_it_compared():
+    answer = find_recomputation(replace(RUNS["too large"], ipu=MK1))
+    section = search_section(answer)
+    assert section.parts[0] == Sentence("No recomputation makes it fit.", "bad")
+    (chart,) = (part for part in section.parts if isinstance(part, Chart))
+    assert {each["name"] for each in chart.figure["data"]} == {"does not fit"}
+
+
+def test_a_search_for_ipus_has_a_table_of_alternatives():
+    answer = find_ipus(run(BERT, optimizer=ADAM), 4)
+    tables = [part for part in search_section(answer).parts if isinstance(part, Table)]
+    assert [table.name for table in tables] == ["With it", "Alternatives"]
+    assert len(tables[1].rows) == len(answer.json_values["alternatives"])
 
 
 def test_a_page_is_made_soon_and_only_its_owner_can_read_it(tmp_path):

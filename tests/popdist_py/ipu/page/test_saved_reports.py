@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from popdist_py.html_pages.page import Chart
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.page import Planned, read_saved_reports
-from popdist_py.ipu.page.saved_reports import comparison_section, saved_reports
+from popdist_py.ipu.page.comparison_section import comparison_section
+from popdist_py.ipu.page.saved_reports import saved_reports
 from popdist_py.ipu.reports import execution_page, memory_page
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import Settings
