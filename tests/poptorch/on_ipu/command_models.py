@@ -1,4 +1,4 @@
-"""Factories for the tests of the command: models that can be had, and some that cannot."""
+"""Functions that make models for the tests of the command; some of the functions fail."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Encoder(nn.Module):
-    """Token indices to logits over words."""
+    """A transformer that converts token indices to logits of words."""
 
     def __init__(self, layers: int = 2, width: int = 64, words: int = 100) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Encoder(nn.Module):
 
 
 class WithLoss(nn.Module):
-    """A training model as PopTorch has them: its forward returns the loss."""
+    """A training model in PopTorch's style: its forward pass returns the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,14 +39,14 @@ class WithLoss(nn.Module):
 
 
 class Squared(nn.Module):
-    """Fails where its input is not square."""
+    """A model whose forward pass fails if its input is not square."""
 
     def forward(self, x):
         return x @ x
 
 
 class Reading(nn.Module):
-    """Asks for a value."""
+    """A model whose forward pass reads a value of its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Reading(nn.Module):
 
 
 class Nothing(nn.Module):
-    """Returns no tensor."""
+    """A model whose forward pass returns None."""
 
     def forward(self, x):
         return None
@@ -73,7 +73,7 @@ def mlp(width: int = 16, depth: int = 2, classes: int = 4, activation: str = "Re
 
 
 def large():
-    """More weights than an IPU has room for, none of them written."""
+    """Return a model whose weights do not fit on an IPU, without writing the weights."""
     return nn.utils.skip_init(nn.Linear, 20_000, 20_000)
 
 

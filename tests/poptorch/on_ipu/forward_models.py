@@ -1,4 +1,4 @@
-"""Small models of every sort, each with arguments of one micro-batch."""
+"""Small models of many kinds, each with the arguments of one micro-batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 
 class WithLoss(nn.Module):
-    """A model and the loss that it trains with, under its own names."""
+    """A model with its loss; the names of the model's weights do not change."""
 
     def __init__(self, model, loss=None):
         super().__init__()
@@ -50,7 +50,7 @@ class Cnn(nn.Module):
 
 
 class Layer(nn.Module):
-    """An encoder layer written by hand, as BERT's."""
+    """An encoder layer like that of BERT, written by hand."""
 
     def __init__(self, width, heads):
         super().__init__()
@@ -72,7 +72,7 @@ class Layer(nn.Module):
 
 
 class Bert(nn.Module):
-    """``layers`` encoder layers behind an embedding, and a head that is tied to it."""
+    """An embedding, ``layers`` encoder layers, and a head that shares the embedding's weight."""
 
     def __init__(self, layers=2, width=64, words=100, heads=4):
         super().__init__()
@@ -89,7 +89,7 @@ class Bert(nn.Module):
 
 
 class Encoder(nn.Module):
-    """torch's own encoder layers, with dropout."""
+    """A model with torch's own encoder layers and dropout."""
 
     def __init__(self, layers=2, width=32, heads=4):
         super().__init__()
@@ -113,7 +113,7 @@ class Recurrent(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Causal attention over q, k and v of one product, with learned positions."""
+    """Causal attention with learned positions, where one matrix product computes q, k and v."""
 
     def __init__(self, width=32, heads=4, words=50, length=16):
         super().__init__()

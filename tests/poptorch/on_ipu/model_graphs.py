@@ -1,4 +1,4 @@
-"""Graphs of models, made by hand, in place of those that compiling makes."""
+"""Graphs made by hand, which replace the graphs that a compilation makes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from popdist_py.poptorch.compilation import compiler
 
 
 def model_graph(graph: Graph, before: Sequence[str] = ()) -> ModelGraph:
-    """Return a graph with a stage on the next IPU before each of the modules."""
+    """Return a graph in which a stage on the next IPU begins before each of the modules."""
     return ModelGraph(graph, Placement.cut(graph, before))
 
 
 def compile_as(monkeypatch, forward: ModelGraph | None) -> None:
-    """Give every model that is compiled from now on the graph ``forward``."""
+    """Give the graph ``forward`` to every model that is compiled later."""
     trace = compiler._trace_with
 
     def traced(*args, **kwargs):

@@ -1,4 +1,4 @@
-"""Cycles, latencies and counters are the device's model's where a device is named."""
+"""With a named type of IPU, cycles, latencies and counters are those of the device model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ran(monkeypatch, name, change=lambda _: None):
 
 
 @pytest.mark.parametrize("name", ["mk1", "mk2", "bow"])
-def test_cycles_are_the_models(monkeypatch, name, caplog):
+def test_cycles_are_those_of_the_device_model(monkeypatch, name, caplog):
     training, optimizer = ran(monkeypatch, name)
     with pytest.raises(poptorch.Error, match="run the model at least once"):
         training.cycleCount()
@@ -45,14 +45,14 @@ def test_cycles_are_the_models(monkeypatch, name, caplog):
     assert caplog.text.count(f"are those of the model of an {name.capitalize()}") == 1
 
 
-def test_latencies_are_the_models(monkeypatch):
+def test_latencies_are_those_of_the_device_model(monkeypatch):
     training, optimizer = ran(monkeypatch, "mk2")
     assert training.getLatency() == (0, 0, 0)
     assert training.getPerfCounters() == {event: [[], []] for event in EVENTS}
     training(*classified(12))
     first = training.getPerfCounters(), training.getLatency(), training.getComputeLatency()
     training(*classified(12))
-    # A model has no jitter.
+    # Modelled latencies do not vary between calls.
     assert first == (
         training.getPerfCounters(), training.getLatency(), training.getComputeLatency()
     )  # fmt: skip
@@ -88,7 +88,7 @@ def test_synthetic_data_has_cycles_and_no_counters(monkeypatch):
     assert training.getPerfCounters()["input"] == [[], []]
 
 
-def test_the_hosts_time_where_no_device_is_named(monkeypatch, caplog):
+def test_without_a_named_device_times_are_those_of_the_host(monkeypatch, caplog):
     with caplog.at_level(logging.INFO, "poptorch::python"):
         training, _ = ran(monkeypatch, None)
         training(*classified(12))
@@ -98,7 +98,7 @@ def test_the_hosts_time_where_no_device_is_named(monkeypatch, caplog):
     assert "Cycles" not in caplog.text
 
 
-def test_a_model_that_was_not_captured_says_so(monkeypatch, caplog):
+def test_a_model_without_a_graph_has_times_of_the_host(monkeypatch, caplog):
     compile_as(monkeypatch, None)
     options = quiet_options().useIpuModel(True)
     with caplog.at_level(logging.INFO, "poptorch::python"):
@@ -106,7 +106,7 @@ def test_a_model_that_was_not_captured_says_so(monkeypatch, caplog):
     assert "this machine's: the model's graph is not known" in caplog.text
 
 
-def test_other_instances_say_nothing(monkeypatch, caplog):
+def test_only_instance_0_logs(monkeypatch, caplog):
     compile_as(monkeypatch, FORWARD)
     options = quiet_options().logCycleCount(True).useIpuModel(True)
     options.Distributed.configureProcessId(1, 2)
@@ -117,7 +117,7 @@ def test_other_instances_say_nothing(monkeypatch, caplog):
     assert caplog.text == ""
 
 
-def test_another_optimizer_is_another_run(monkeypatch):
+def test_another_optimizer_changes_the_cycles(monkeypatch):
     training, _ = ran(monkeypatch, "mk2")
     training(*classified(12))
     before = training.cycleCount()

@@ -1,4 +1,4 @@
-"""``python -m popdist_py.ipu``: its answers, its exit codes, and what it says to bad input."""
+"""``python -m popdist_py.ipu``: its reports, its exit codes, and its errors for wrong input."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ FILE = str(Path(__file__).with_name("command_models.py"))
 MLP = (f"{FILE}:mlp", "--input", "16")
 LARGE = (f"{FILE}:large", "--input", "20000")
 ENCODER = (f"{FILE}:Encoder", "--input", "32:int64", "--loss", "token-cross-entropy")
-# Enough of it for options that have nothing to do with stages.
+# A small model, which is enough for options that do not depend on stages.
 LAYER = (f"{FILE}:Encoder", "--set", "layers=1", *ENCODER[1:])
 
 
 def told(*words):
-    """Return what the command says to programs."""
+    """Return the JSON that the command prints."""
     code, out, _ = ask(*words, "--json")
     made = json.loads(out)
     if "verdict" in made:
@@ -41,7 +41,7 @@ def needed(*words):
 
 
 @pytest.mark.sweep
-def test_what_a_process_prints(tmp_path):
+def test_output_of_a_process(tmp_path):
     words = [*ENCODER, "--split", "layers.1", "--accumulation", "4"]
     done = subprocess.run(
         [sys.executable, "-m", "popdist_py.ipu", *words],
@@ -52,7 +52,7 @@ def test_what_a_process_prints(tmp_path):
     first, *rest = done.stdout.splitlines()
     assert first.startswith("Memory: fits on 2 mk2 IPUs;")
     assert any(line.startswith("Execution: ") for line in rest)
-    # The same as in this process.
+    # The command prints the same text if it runs in this process.
     assert ask(*words)[1] == done.stdout
 
 
@@ -66,14 +66,14 @@ def test_json_has_both_reports():
     assert made["memory"]["ipus"][0]["by_category"]["weights"] == weights
 
 
-def test_what_does_not_fit_is_exit_code_1():
+def test_exit_code_1_if_the_model_does_not_fit():
     code, out, _ = ask(*LARGE)
     assert code == 1
     assert out.startswith("Memory: does not fit on 1 mk2 IPU;")
     assert "What would help, each alone" in out
 
 
-def test_close_to_the_limit_is_exit_code_4(monkeypatch):
+def test_exit_code_4_if_the_model_is_close_to_the_limit(monkeypatch):
     uncached = ask.__wrapped__
     (own,) = told(*MLP)["memory"]["ipus"]
     for share, code, said in ((0.97, 4, "close to the limit"), (1.02, 4, "close to the limit"),
@@ -158,7 +158,7 @@ def test_checkpoints_and_recomputation():
     layers = "layers.0,layers.1"
     marked = needed(*deep, "--recompute", "stage", "--checkpoint", layers)
     assert marked < again <= kept
-    # The last stage of a pipeline recomputes where a checkpoint stands in it.
+    # The last stage of a pipeline recomputes if it contains a checkpoint.
     cut = (*deep, "--split", "layers.0")
     assert needed(*cut, "--checkpoint", "layers.0")[-1] < needed(*cut)[-1]
 
@@ -189,7 +189,7 @@ def test_searches():
     assert "samples/s" in out
 
 
-def test_nothing_is_found():
+def test_searches_without_a_result():
     for words in (["batch"], ["splits", "--ipus", "2"], ["recompute"]):
         made = told(*LARGE, "--find", *words)
         assert {key: value for key, value in made.items() if key != "curve"} == {
@@ -236,7 +236,7 @@ def test_nothing_is_found():
         ([f"{FILE}:Nothing", "--input", "4"], "the forward returned NoneType"),
     ],
 )
-def test_bad_input_is_one_message_and_exit_code_2(words, said, caplog):
+def test_wrong_input_has_one_message_and_exit_code_2(words, said, caplog):
     code, out, errors = ask(*words)
     assert (code, out) == (2, "")
     message = errors.partition("Error: ")[2]

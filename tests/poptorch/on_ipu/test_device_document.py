@@ -1,4 +1,4 @@
-"""What the run's folder tells of a compiled model: the device's model's own figures, as JSON."""
+"""The JSON file in the folder of a run with a compiled model's memory, schedule and time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tools.device.ipu_graphs import mlp
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
-    """The file of this process."""
+    """The JSON file that this process writes."""
     monkeypatch.setattr(place, "_owner", (os.getpid(), str(tmp_path / "instance-0")))
     monkeypatch.setattr(device_file, "_models", {})
     return tmp_path / "instance-0.device.json"
@@ -37,7 +37,7 @@ def compile_mlp(change=lambda _: None):
     return training
 
 
-def test_compiling_leaves_it_under_the_name_of_the_users_class(path):
+def test_a_compiled_model_has_the_name_of_the_users_class(path):
     trained = compile_mlp()
     poptorch.inferenceModel(trained.model, quiet_options())(classified(2)[0])
     assert [(each["name"], each["mode"]) for each in read(path)] == [
@@ -52,17 +52,17 @@ def test_compiling_leaves_it_under_the_name_of_the_users_class(path):
     assert devices["training"]["is_named"]
 
 
-def test_another_instance_leaves_nothing(path):
+def test_other_instances_write_no_file(path):
     compile_mlp(lambda options: options.Distributed.configureProcessId(1, 2))
     assert not path.exists()
 
 
-def test_without_a_place_nothing_is_computed(monkeypatch):
+def test_without_a_folder_nothing_is_computed(monkeypatch):
     monkeypatch.setattr(published_figures, "model_document", pytest.fail)
     assert compile_mlp().isCompiled()
 
 
-def test_a_device_that_cannot_be_asked_ends_nothing(path, monkeypatch):
+def test_an_error_of_the_device_model_does_not_stop_the_program(path, monkeypatch):
     compile_as(monkeypatch, None)
     assert compile_mlp().isCompiled()
     compile_as(monkeypatch, model_graph(mlp([6, 8, 4], 2)))
@@ -71,6 +71,6 @@ def test_a_device_that_cannot_be_asked_ends_nothing(path, monkeypatch):
     assert not path.exists()
 
 
-def test_a_full_disk_ends_nothing(path, monkeypatch):
+def test_a_full_disk_does_not_stop_the_program(path, monkeypatch):
     monkeypatch.setattr(place, "_owner", (os.getpid(), "/dev/null/instance-0"))
     assert compile_mlp().isCompiled()

@@ -1,4 +1,4 @@
-"""Which device a program has: its own words, the launcher's, and variables, in this order."""
+"""The type of IPU: from the program, from the launcher, or from variables, in this order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def emulator(monkeypatch=None, change=lambda _: None, **variables):
     return options.Emulator
 
 
-def test_nothing_is_named_by_itself():
+def test_no_device_is_named_by_default():
     own = emulator()
     assert (own.device_named, own.ipu, own.memory_mode) == (None, MK2, "warn")
 
@@ -39,7 +39,7 @@ def test_names(name):
     assert own.memory_mode == "enforce"
 
 
-def test_a_device_of_ones_own():
+def test_a_custom_device():
     small = replace(MK2, name="small", tiles=4)
     assert poptorch.Options().Emulator.device(small).device_named == small
 
@@ -76,7 +76,7 @@ def test_modes(mode):
         ({NAMED: "mk1"}, lambda o: o.useOfflineIpuTarget(21), BOW),
     ],
 )
-def test_who_names_the_device(variables, change, expected, monkeypatch):
+def test_sources_of_the_device(variables, change, expected, monkeypatch):
     own = emulator(monkeypatch, change or (lambda _: None), **variables)
     assert own.device_named == expected
     assert own.memory_mode == ("warn" if expected is None else "enforce")
@@ -127,7 +127,7 @@ def test_other_programs_do_not(modules, sdk_modules, monkeypatch):
     assert (own.device_named, own.memory_mode) == (None, "warn")
 
 
-def test_the_model_is_asked_for_memory_or_for_times():
+def test_the_device_model_is_used_for_memory_or_for_times():
     assert poptorch.Options().Emulator.asks_model
     assert not poptorch.Options().Emulator.memory("off").asks_model
     assert poptorch.Options().Emulator.memory("off").device("bow").asks_model

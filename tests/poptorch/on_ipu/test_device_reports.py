@@ -1,4 +1,4 @@
-"""What a wrapper tells of its model on the device, before and after compiling."""
+"""Reports of a PopTorch model about memory and time, before and after compilation."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def test_inference_has_no_backward(monkeypatch):
     assert str(inference.schedule()).endswith("IPU0 F1 F2")
 
 
-def test_nothing_is_known_before():
+def test_a_report_before_compilation_needs_arguments():
     for ask in (training().schedule, training().memoryReport, training().executionReport):
         with pytest.raises(poptorch.Error, match=r"not compiled.*give arguments"):
             ask()
 
 
-def test_no_graph(monkeypatch):
+def test_a_model_without_a_graph(monkeypatch):
     compile_as(monkeypatch, None)
     model = training()
     model.compile(*classified(8))
@@ -102,7 +102,7 @@ def test_the_device_is_the_one_named(monkeypatch):
     assert str(small.memoryReport()) != str(large.memoryReport())
 
 
-def test_a_report_of_what_does_not_fit_says_how_to_help(monkeypatch):
+def test_a_report_about_a_model_that_does_not_fit_has_advice(monkeypatch):
     compile_as(monkeypatch, model_graph(resnet([3, 4, 23, 3], 64, 64)))
     options = quiet_options()
     options.setExecutionStrategy(poptorch.ShardedExecution())

@@ -1,4 +1,4 @@
-"""Forwards without values: tensors that keep values, and reports on inputs of every type."""
+"""Forward passes without values: tensors that keep values, and reports for inputs of every type."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = [
 
 
 class Normalized(nn.Module):
-    """A model that casts and transforms images on the device, as with 8-bit I/O."""
+    """A model that casts and transforms images on the IPU, as with 8-bit I/O."""
 
     def __init__(self, transform: object, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def test_every_report_takes_inputs_of_every_type(dtype):
     assert str(model.schedule(*call(dtype)))
 
 
-def test_shapes_tell_what_compiling_does():
+def test_shapes_give_the_same_graph_as_compilation():
     model = wrapped(transforms.Normalize(**STATISTICS))
     asked = [model.memoryReport(*call(torch.uint8)), model.executionReport(*call(torch.uint8))]
     model.compile(*call(torch.uint8, "cpu"))
@@ -92,7 +92,7 @@ def test_a_model_that_reads_its_input_is_refused():
         model.memoryReport(*call(torch.uint8))
 
 
-def test_small_values_that_follow_from_no_input_are_known():
+def test_small_tensors_that_depend_on_no_input_have_values():
     with UnknownValues() as mode:
         given = mode.unknown((3,), torch.float32)
         steps = torch.arange(4) * 2
@@ -103,7 +103,7 @@ def test_small_values_that_follow_from_no_input_are_known():
             with pytest.raises(Exception, match="_local_scalar_dense"):
                 lost.sum().item()
         mixed = torch.zeros(3)
-        mixed[0] = given[0]  # from now on what it holds follows from an input
+        mixed[0] = given[0]  # from now on, the values of ``mixed`` depend on an input
         with pytest.raises(Exception, match="_local_scalar_dense"):
             mixed.sum().item()
 

@@ -1,4 +1,4 @@
-"""Graphs of models: equal to those made by hand, whatever they are made of, and nothing is left."""
+"""Graphs of models: equal to graphs made by hand, and made without side effects on the model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def compiled(model, args, options=None, *, training=True):
 
 
 def sizes(graph: Graph):
-    """What two graphs of one model have in common, whatever their names."""
+    """Return the sizes that are equal in two graphs of one model with different names."""
     return {
         "inputs": [(t.elements, t.type, t.is_batched) for t in graph.inputs],
         "weights": sorted((w.elements, w.type, w.is_trained) for w in graph.weights),
@@ -60,7 +60,7 @@ def needed(graph: Graph, **options):
 
 
 class Layers(nn.Module):
-    """Encoder layers on given activations."""
+    """Encoder layers whose input is the activations of the first layer."""
 
     def __init__(self, layers, width, heads):
         super().__init__()
@@ -111,14 +111,15 @@ def test_equals_the_graph_made_by_hand(name):
 
 
 LARGE = ("resnet", "mobilenet", "efficientnet")
-# Of those that do not train, these differ: a norm, dropout, and states of a recurrence.
+# In inference, only these models differ from training: those with norms, dropout or recurrent
+# states.
 BOTH = [
     pytest.param(name, True, marks=[pytest.mark.sweep] * (name in LARGE)) for name in MODELS
 ] + [pytest.param(name, False, marks=pytest.mark.sweep) for name in ("cnn", "encoder", "lstm")]
 
 
 @pytest.mark.parametrize(("name", "training"), BOTH)
-def test_without_data_and_compiling_capture_the_same(name, training):
+def test_shapes_and_compilation_give_the_same_graph(name, training):
     model, args = MODELS[name]()
     model.train(training)
     before = made(model, args, training=training)
@@ -127,7 +128,7 @@ def test_without_data_and_compiling_capture_the_same(name, training):
 
 
 def tensors_in(model):
-    """Every tensor that a model's modules hold, however they hold it."""
+    """Yield every tensor in the attributes, lists and buffers of a model's modules."""
     for module in model.modules():
         for value in [*vars(module).values(), *module._parameters.values()]:
             values = value.values() if isinstance(value, dict) else value
@@ -136,7 +137,7 @@ def tensors_in(model):
 
 
 class Remembering(nn.Module):
-    """Keeps what it computes, in an attribute, a list and a buffer, and seeds torch."""
+    """A model that stores results in an attribute, a list and a buffer, and seeds torch."""
 
     def __init__(self):
         super().__init__()
@@ -150,7 +151,7 @@ class Remembering(nn.Module):
         return self.last
 
 
-def test_a_graph_without_data_leaves_nothing_behind():
+def test_a_graph_without_data_does_not_change_the_model():
     model = Remembering().train()
     before = [(id(tensor), tensor.clone()) for tensor in tensors_in(model)]
     args = (torch.rand(8, 4),)
@@ -163,7 +164,7 @@ def test_a_graph_without_data_leaves_nothing_behind():
     assert torch.equal(torch.get_rng_state(), random)
 
 
-def test_a_model_that_is_compiled_can_be_captured_and_goes_on():
+def test_a_compiled_model_has_a_graph_and_still_runs():
     model, args = MODELS["cnn"]()
     wrapper = poptorch.trainingModel(
         model, quiet_options(), poptorch.optim.SGD(model.parameters(), lr=0.1)
@@ -175,7 +176,7 @@ def test_a_model_that_is_compiled_can_be_captured_and_goes_on():
     wrapper.destroy()
 
 
-def test_a_stored_executable_brings_its_graph_along(tmp_path):
+def test_a_stored_executable_contains_its_graph(tmp_path):
     model, args = MODELS["mlp"]()
     wrapper = poptorch.inferenceModel(model, quiet_options())
     wrapper.compile(*args)
@@ -203,18 +204,18 @@ def test_a_forward_that_reads_values_has_to_be_compiled():
     assert compiled(Reading(), args, training=False).graph.operations[0].kind == "product"
 
 
-def test_arguments_that_do_not_fit_are_said_once(caplog, monkeypatch):
+def test_wrong_arguments_have_one_error(caplog, monkeypatch):
     wrong = torch.rand(4, 5)
     log = logging.getLogger("torch._subclasses.fake_tensor")
     monkeypatch.setattr(log, "handlers", [caplog.handler])
     with pytest.raises(poptorch.Error, match=r"shapes and without values .*must have same"):
         made(nn.Linear(3, 2), (wrong,), training=False)
-    # torch's log has a traceback of its own for it.
+    # torch logs a traceback of its own for this error.
     assert caplog.records == []
     assert not log.disabled
 
 
-def test_observing_changes_no_number(monkeypatch):
+def test_observing_does_not_change_results(monkeypatch):
     results = []
     for wanted in (True, False):
         monkeypatch.setattr(type(poptorch.Options().Emulator), "asks_model", wanted)
@@ -232,7 +233,7 @@ def test_observing_changes_no_number(monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["_operation", "_begin", "_end", "observed"])
-def test_what_goes_wrong_while_observing_stops_no_compilation(monkeypatch, place):
+def test_an_error_while_observing_does_not_stop_a_compilation(monkeypatch, place):
     def fail(*_):
         raise RuntimeError("observing failed")
 

@@ -1,4 +1,4 @@
-"""Commands end with their own exit codes, also if their output cannot be written."""
+"""A command keeps its exit codes, even if its output cannot be written."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def pipeline(**settings) -> Run:
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """What is added to a timeline that is recorded."""
+    """Collects the spans that are added to a timeline."""
     found = []
     monkeypatch.setattr(spans, "is_recording", lambda: True)
     monkeypatch.setattr(spans, "add", lambda *span: found.append(span))
@@ -53,12 +53,12 @@ def test_spans_lie_in_the_measured_call(drawn):
     assert 19_900 < max(span[3] for span in drawn) <= 20_000
 
 
-def test_nothing_is_laid_out_without_a_timeline(monkeypatch):
+def test_nothing_is_computed_without_a_timeline(monkeypatch):
     monkeypatch.setattr(published_figures, "cycles_and_window", pytest.fail)
     IpuRows(pipeline()).draw(0, 1, 1)
 
 
-def test_a_schedule_that_cannot_be_told_ends_nothing(drawn, monkeypatch):
+def test_an_error_of_the_schedule_does_not_stop_the_program(drawn, monkeypatch):
     monkeypatch.setattr(published_figures, "cycles_and_window", lambda *_: 1 // 0)
     IpuRows(pipeline()).draw(0, 1, 1)
     assert drawn == []

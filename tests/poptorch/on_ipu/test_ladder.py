@@ -1,7 +1,7 @@
-"""The tutorial's ResNet-101 over two IPUs as its users write it: from out of memory to fitting.
+"""The tutorial's ResNet-101 over two IPUs in PyTorch, from out of memory to fitting.
 
-torchvision's own model, 64 x 64 images in micro-batches of 64, AdamW, blocks and options of
-PopTorch; what was measured on hardware is beside each figure.
+The model is that of torchvision, with 64 x 64 images, micro-batches of 64, AdamW, and blocks and
+options of PopTorch. Each expected figure has the measurement on hardware beside it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from torch import nn
 
 from popdist_py import poptorch
 
-# tests/popdist_py/ipu/test_ladder.py has the ladder by default, of a graph made by hand.
+# The tests that run by default are in tests/popdist_py/ipu/test_ladder.py, with a graph made by
+# hand.
 pytestmark = pytest.mark.sweep
 models = pytest.importorskip("torchvision.models")
 
 BATCH = 64
-# Accumulation, device iterations, 8-bit input; cycles, and MiB that the first IPU receives.
+# Each row has accumulation, device iterations, 8-bit input, cycles, and MiB that the first IPU
+# receives.
 RUNGS = [
     (3, 1, False, 60_111_417, 4.5),
     (8, 1, False, 95_653_315, 12.0),
@@ -27,7 +29,7 @@ RUNGS = [
 
 
 class Trained(nn.Module):
-    """The model with its loss; 8-bit images are cast on the device."""
+    """The model with its loss. It casts 8-bit images on the IPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +80,7 @@ def test_float_runs_out_of_memory(model):
 
 
 @pytest.mark.parametrize(("accumulation", "iterations", "is_8_bit", "theirs", "mib"), RUNGS)
-def test_each_rung_is_as_on_hardware(model, accumulation, iterations, is_8_bit, theirs, mib):
+def test_each_step_agrees_with_hardware(model, accumulation, iterations, is_8_bit, theirs, mib):
     wrapper = wrapper_of(model, is_half=True, accumulation=accumulation, iterations=iterations)
     given = arguments(accumulation, iterations, torch.uint8 if is_8_bit else torch.float16)
     try:

@@ -1,4 +1,4 @@
-"""What compiling does about a model that its IPUs have no room for."""
+"""Compilation of a model that does not fit into the memory of its IPUs: errors and warnings."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def compiled(monkeypatch, forward, change=lambda _: None):
 
 
 def pipelined(options):
-    """As many micro-batches as a pipeline over two IPUs needs does not matter here."""
+    """These tests do not need the micro-batches of a pipeline over two IPUs."""
     options.setExecutionStrategy(poptorch.ShardedExecution())
 
 
-def test_enforced(monkeypatch, log):
+def test_a_model_that_does_not_fit_is_an_error(monkeypatch, log):
     def change(options):
         pipelined(options)
         options.Emulator.device("mk2")
@@ -71,9 +71,9 @@ def test_enforced(monkeypatch, log):
         re.search(r"less, (equally fast|\d+\.\d% (slower|faster)) ", line) for line in saving
     )
     assert len(saving) > 3
-    # What a program has to say for it stands below each.
+    # Below each change, a line has the option that the program sets for it.
     assert "      batch_size of poptorch.DataLoader" in lines[helping + 1 : together : 2]
-    # The last line says how to run the model all the same.
+    # The last line of the error says how to run the model anyway.
     assert "POPDIST_IPU_MEMORY=warn" in lines[-1]
     assert 'Options.Emulator.memory("warn")' in lines[-1]
     assert log.records == []
@@ -107,7 +107,7 @@ def test_a_smaller_model_compiles_after_the_error(monkeypatch):
     assert compiled(monkeypatch, SMALL, lambda o: o.Emulator.device("mk1")).isCompiled()
 
 
-def test_said_once_where_no_device_is_named(monkeypatch, log):
+def test_without_a_named_device_one_warning_is_logged(monkeypatch, log):
     for _ in range(2):
         training = compiled(monkeypatch, LARGE, pipelined)
         training(*classified(2))
@@ -134,7 +134,7 @@ def test_said_once_where_no_device_is_named(monkeypatch, log):
         ),
     ],
 )
-def test_the_line_says_what_enforces(monkeypatch, log, variables, change, expected):
+def test_the_warning_names_the_setting_that_enforces(monkeypatch, log, variables, change, expected):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
 
@@ -147,20 +147,20 @@ def test_the_line_says_what_enforces(monkeypatch, log, variables, change, expect
     assert f"all the same: {expected} refuses such a model" in log.text
 
 
-def test_weights_that_are_too_large_by_themselves_need_no_model_of_the_device(monkeypatch, log):
+def test_weights_that_are_too_large_need_no_graph(monkeypatch, log):
     tiny = replace(MK2, name="tiny", tiles=1, tile_bytes=16)
     compiled(monkeypatch, None, lambda o: o.Emulator.device(tiny).memory("warn"))
     (record,) = log.records
     line = record.getMessage()
     lacking = "weights and buffers alone need 368 bytes but 1 IPU only has 16."
     assert line.startswith(f"Out of memory: {lacking} ")
-    assert "memoryReport" not in line  # it could not tell
+    assert "memoryReport" not in line  # ``memoryReport`` would fail for this model
     with pytest.raises(poptorch.Error, match=lacking) as raised:
         compiled(monkeypatch, None, lambda o: o.Emulator.device(tiny))
     assert raised.value.type == "poplar_graph_memory_allocation_error"
 
 
-def test_weights_off_the_chip_may_be_as_large_as_they_like(monkeypatch, log):
+def test_weights_off_the_chip_are_not_counted(monkeypatch, log):
     def off_chip(options):
         away = poptorch.TensorLocationSettings().useOnChipStorage(False)
         options.TensorLocations.setWeightLocation(away)
@@ -170,7 +170,7 @@ def test_weights_off_the_chip_may_be_as_large_as_they_like(monkeypatch, log):
     assert log.records == []
 
 
-def test_the_line_has_an_advice_that_is_enough(monkeypatch, log):
+def test_the_warning_has_an_advice_that_is_enough(monkeypatch, log):
     explain = memory_check.explain
     much = Advice("much", 10**9, fits=False, kind="half training")
     enough = Advice("enough", 10**8, fits=True, kind="half partials")
@@ -183,7 +183,7 @@ def test_the_line_has_an_advice_that_is_enough(monkeypatch, log):
     assert "much" not in log.text
 
 
-def test_only_instance_0_speaks(monkeypatch, log):
+def test_only_instance_0_warns(monkeypatch, log):
     compile_as(monkeypatch, model_graph(resnet([3, 4, 6, 3], 224, 256)))
     options = quiet_options()
     options.Distributed.configureProcessId(1, 2)
@@ -191,7 +191,7 @@ def test_only_instance_0_speaks(monkeypatch, log):
     assert log.records == []
 
 
-def test_all_instances_refuse(monkeypatch):
+def test_all_instances_raise_the_error(monkeypatch):
     compile_as(monkeypatch, model_graph(resnet([3, 4, 6, 3], 224, 256)))
     options = quiet_options()
     options.Distributed.configureProcessId(1, 2)
@@ -201,13 +201,13 @@ def test_all_instances_refuse(monkeypatch):
 
 
 @pytest.mark.parametrize("forward", [LARGE, SMALL, None])
-def test_nothing_is_looked_at_if_that_is_off(monkeypatch, log, forward):
+def test_the_mode_off_checks_nothing(monkeypatch, log, forward):
     monkeypatch.setattr(memory_check, "explain", None)
     assert compiled(monkeypatch, forward, lambda o: o.Emulator.memory("off")).isCompiled()
     assert log.records == []
 
 
-def test_silent_where_it_fits(monkeypatch, log):
+def test_a_model_that_fits_has_no_warning(monkeypatch, log):
     compiled(monkeypatch, SMALL)
     assert compiled(monkeypatch, SMALL, lambda o: o.Emulator.device("mk1")).isCompiled()
     assert log.records == []
@@ -218,7 +218,7 @@ def unanswerable(*_):
 
 
 @pytest.mark.parametrize("forward", [SMALL, None])
-def test_what_cannot_be_told_is_said_where_it_would_be_enforced(monkeypatch, log, forward):
+def test_a_failed_estimate_is_logged_if_the_check_enforces(monkeypatch, log, forward):
     monkeypatch.setattr(run_module, "memory", unanswerable)
     assert compiled(monkeypatch, forward).isCompiled()
     assert log.records == []
@@ -228,7 +228,7 @@ def test_what_cannot_be_told_is_said_where_it_would_be_enforced(monkeypatch, log
     assert "all the same" in record.getMessage()
 
 
-def test_a_lack_without_advice_is_said_too(monkeypatch, log):
+def test_missing_memory_is_reported_without_advice_too(monkeypatch, log):
     monkeypatch.setattr(memory_check, "explain", unanswerable)
     compiled(monkeypatch, LARGE, pipelined)
     assert "Out of memory on IPU " in log.text
@@ -236,16 +236,16 @@ def test_a_lack_without_advice_is_said_too(monkeypatch, log):
         compiled(monkeypatch, LARGE, lambda o: o.Emulator.device("mk1"))
 
 
-def test_what_only_the_model_refuses_stops_no_emulation(monkeypatch, log):
+def test_an_option_that_only_the_device_model_rejects_stops_no_emulation(monkeypatch, log):
     def odd(options):
-        # The real device has tiles in pairs; nothing here needs them.
+        # The real IPU has pairs of tiles, but the emulation accepts odd numbers of I/O tiles.
         options.TensorLocations.createOrSet(numIOTiles=33)
 
     assert compiled(monkeypatch, SMALL, odd).isCompiled()
     assert log.records == []
 
 
-def test_executables_from_a_cache_are_looked_at_too(monkeypatch, log, tmp_path):
+def test_executables_from_a_cache_are_checked_too(monkeypatch, log, tmp_path):
     def change(options):
         pipelined(options)
         options.enableExecutableCaching(str(tmp_path))
@@ -253,6 +253,6 @@ def test_executables_from_a_cache_are_looked_at_too(monkeypatch, log, tmp_path):
     compiled(monkeypatch, LARGE, change)
     assert len(log.records) == 1
     memory_check._warned.clear()
-    # Nothing is traced a second time: the graph comes with the executable.
+    # The stored executable contains the graph, so the forward pass is not traced again.
     compiled(monkeypatch, None, change)
     assert len(log.records) == 2

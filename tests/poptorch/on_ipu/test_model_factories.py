@@ -1,4 +1,4 @@
-"""Models from words: what is found, called and returned, and what is said where that fails."""
+"""Models from the words of a command line: factory functions, inputs, and error messages."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_modules_and_classes_are_factories(monkeypatch, tmp_path):
                      [InputSpec((3,))], 5).module,
         nn.Linear,
     )  # fmt: skip
-    # Modules of the folder in which the command is called are found, as by python -m.
+    # As with ``python -m``, modules in the current folder are found.
     (tmp_path / "beside_the_caller.py").write_text("from torch.nn import ReLU as make\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
@@ -97,7 +97,7 @@ def test_labels_fit_the_output(loss, output, labels):
         torch.testing.assert_close(value, expected)
 
 
-def test_a_loss_leaves_nothing_behind():
+def test_a_loss_does_not_change_the_model():
     example = made_example(f"{FILE}:frozen", {}, [InputSpec((16,))], 2)
     before = {name: value.clone() for name, value in example.module.state_dict().items()}
     with with_loss(example, "cross-entropy"):
@@ -144,7 +144,7 @@ def test_hooks_do_not_see_labels():
         (f"{FILE}:leaving", {}, "3", "SystemExit"),
     ],
 )
-def test_what_is_no_factory(factory, words, inputs, said):
+def test_invalid_factories(factory, words, inputs, said):
     specs = [InputSpec.parse(inputs)] if inputs else []
     with pytest.raises(FactoryError, match=said):
         made_example(factory, words, specs, 1)

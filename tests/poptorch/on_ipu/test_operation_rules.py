@@ -1,4 +1,4 @@
-"""Sizes of products follow from shapes alone, and every operation is something."""
+"""The sizes of matrix products follow from shapes, and every operation has a kind."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ conv = partial(Product, is_convolution=True)
         (product("addmm", seen(5), seen(8, 3), seen(3, 5), batch=4), Product(2, 3, 5)),
         (product("mm", seen(5, 3), seen(3, 8), batch=4, weight_first=True), Product(2, 3, 5)),
         (product("bmm", seen(8, 6, 3), seen(8, 3, 5), batch=4), Product(6, 3, 5, 2)),
-        # Experts: weights for each of three, applied to all samples.
+        # A mixture of three experts, whose weights are applied to all samples.
         (product("bmm", seen(3, 8, 2), seen(3, 2, 5), batch=4), Product(2, 2, 5, 3)),
         (product("mv", seen(8, 3), seen(3), batch=4), Product(2, 3, 1)),
         (product("linear", seen(8, 7, 3), seen(5, 3), seen(5), batch=4), Product(14, 3, 5)),

@@ -1,4 +1,4 @@
-"""What memory holds after views, copies and changes in place; what is a constant."""
+"""The conversion of torch's operations to steps: views, copies, in-place changes and constants."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def steps(function, x=None):
     return [(o.kind, o.inputs, o.weights) for o in graph(function, x).operations]
 
 
-def test_views_of_everything_and_copies_are_no_operations():
+def test_views_of_whole_tensors_and_copies_are_not_operations():
     found = steps(lambda x, _: torch.relu(x.t().reshape(2, 12).clone().contiguous().detach()))
     assert found == [("elementwise", ("x",), ())]
 
 
-def test_a_view_of_a_part_is_one():
+def test_a_view_of_a_part_is_an_operation():
     found = graph(lambda x, _: [torch.relu(part) for part in x[:, :4].split(2, 1)])
     assert [(o.kind, o.output.elements) for o in found.operations] == [
         ("view", 4), ("view", 2), ("view", 2), ("elementwise", 2), ("elementwise", 2),
@@ -44,12 +44,12 @@ def test_a_view_of_a_part_is_one():
     assert set(found.root_of.values()) == {"x", "relu:out", "relu.1:out"}
 
 
-def test_what_is_expanded_takes_no_more_memory():
+def test_an_expanded_tensor_needs_no_more_memory():
     found = graph(lambda x, _: x[:, :1].expand(4, 6) * x)
     assert [o.output.elements for o in found.operations] == [1, 6]
 
 
-def test_a_change_in_place_is_a_new_value_that_later_reads_get():
+def test_later_operations_read_the_result_of_a_change_in_place():
     def function(x, _):
         whole = torch.relu(x)
         part = whole[:, :2]
@@ -63,7 +63,7 @@ def test_a_change_in_place_is_a_new_value_that_later_reads_get():
     assert [o.output.elements for o in found.operations] == [6, 6, 6]
 
 
-def test_what_is_overwritten_is_not_read():
+def test_an_overwritten_value_is_not_read():
     assert steps(lambda x, _: torch.empty_like(x).copy_(x).mul_(2)) == [("elementwise", ("x",), ())]
 
 
@@ -75,7 +75,7 @@ def test_casts_and_transposes_of_weights_are_the_weights():
     assert product.output.type == "float16"
 
 
-def test_what_depends_on_no_input_is_a_constant():
+def test_values_that_depend_on_no_input_are_constants():
     found = graph(lambda x, _: x + torch.arange(6).float().sqrt() + torch.ones(1))
     assert [(w.elements, w.is_trained) for w in found.weights] == [(6, False)]
     assert [o.kind for o in found.operations] == ["add", "add"]
@@ -120,7 +120,7 @@ def test_inputs_are_named_as_the_arguments_of_forward():
 
 
 def test_dropout_saves_no_mask():
-    """The backward of PopART's dropout makes the mask again, from its seed."""
+    """The backward pass of PopART's dropout computes the mask again from its seed."""
     found = graph(lambda x, m: nn.functional.dropout(x @ m.weight, 0.5, training=True))
     assert [(o.name, o.saved) for o in found.operations] == [("mm", ("x",)), ("mul", ())]
 
@@ -147,6 +147,6 @@ def test_dropout_in_attention_saves_no_mask():
     assert not [o.name for o in found.operations if "bernoulli" in o.name]
 
 
-def test_what_is_cast_while_it_is_written_is_not_read_either():
+def test_a_value_that_a_cast_overwrites_is_not_read():
     found = steps(lambda x, m: m.state.clone().copy_(torch.relu(x[0]).half()))
     assert all(weights == () for *_, weights in found)

@@ -1,4 +1,4 @@
-"""``--page`` and ``--beside`` of ``python -m popdist_py.ipu``: the page, and what is refused."""
+"""``--page`` and ``--beside`` of ``python -m popdist_py.ipu``: the page, and wrong options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LARGE = (f"{FILE}:large", "--input", "20000")
 
 
 def ask(*words):
-    """Return exit code, output and errors of the command."""
+    """Return the exit code, standard output and standard error of the command."""
     apart = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
     done = CliRunner(**apart).invoke(COMMAND, list(map(str, words)))
     if done.exception is not None and not isinstance(done.exception, SystemExit):
@@ -114,7 +114,7 @@ def test_a_page_that_cannot_be_written_leaves_no_file_and_the_report_is_printed(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_a_page_is_refused_before_the_model_is_made(tmp_path):
+def test_wrong_pages_are_rejected_before_the_model_is_made(tmp_path):
     report = tmp_path / "report.json"
     report.write_text('{"version": 2}')
     missing = ("no_such_package.models:model", "--input", "16")

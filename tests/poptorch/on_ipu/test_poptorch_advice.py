@@ -1,4 +1,4 @@
-"""What a program says for an advice: it has to exist, and to do what the advice promises."""
+"""The PopTorch calls in advice exist, and save the promised memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def how(kind: Kind) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_has_words(kind):
+def test_each_kind_of_advice_has_a_call(kind):
     assert how(kind)
 
 
@@ -69,7 +69,7 @@ def promises():
         "half partials",
     ],
 )
-def test_code_does_what_is_promised(kind):
+def test_calls_save_the_promised_memory(kind):
     options = keeping_everything()
     code = how(kind).partition(", and so")[0]
     eval(code, {"options": options, "poptorch": poptorch, "popart": popart, "torch": torch})

@@ -1,4 +1,4 @@
-"""Whole programs of users: the graph of every model that they compile is known."""
+"""Whole programs of users: each model that they compile has a graph."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ PROGRAMS = ROOT / "tests" / "sdk_programs" / "recreated"
         pytest.param("schedules_and_state.py", 4, marks=pytest.mark.sweep),
     ],
 )
-def test_every_model_is_captured(program, models, tmp_path, monkeypatch, caplog):
+def test_every_compiled_model_has_a_graph(program, models, tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.DEBUG, logger="poptorch::python")
-    # The names under which programs import the library.
+    # The module names under which programs import the library.
     for name, module in (
         ("poptorch", poptorch),
         ("popdist", popdist_py),

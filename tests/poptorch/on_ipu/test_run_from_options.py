@@ -1,4 +1,4 @@
-"""Every option that changes memory or time on hardware changes it in the model, the same way."""
+"""Options that change memory or time on hardware change the estimates in the same direction."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(change=lambda _: None, graph=TWO, optimizer=None, training=True):
 
 
 def always(run, category):
-    """Bytes of a category over all IPUs."""
+    """Return the bytes of a category on all IPUs together."""
     report = memory(run.graph, run.placement, run.settings, run.ipu)
     return sum(ipu.by_category().get(category, 0) for ipu in report.ipus)
 
@@ -78,7 +78,7 @@ SHARDED = {"useReplicatedTensorSharding": True}
         (lambda o: o.Precision.setPartialsType(torch.half), "working set"),
     ],
 )
-def test_what_an_option_saves(change, category):
+def test_bytes_that_an_option_saves(change, category):
     assert 0 <= always(run(change), category) < always(run(), category)
 
 
@@ -97,7 +97,7 @@ def test_a_profile_needs_memory(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["Weight", "Optimizer", "Accumulator"])
 def test_small_tensors_stay(kind):
-    """Thresholds that are larger than every tensor keep all where they were."""
+    """If all tensors are smaller than the threshold, no tensor is moved."""
 
     def change(options):
         location = place(**OFF_CHIP, **SHARDED, minElementsForOffChip=10**9)
@@ -118,7 +118,7 @@ def test_recomputation():
     )
     assert always(none, "stash") > always(norms, "stash") > always(all_, "stash") > 0
     assert none.cycles < norms.cycles < all_.cycles
-    # A pipeline over several IPUs does so by itself, a model on one IPU does not.
+    # By default, a pipeline over several IPUs recomputes, and a model on one IPU does not.
     assert all_.fullest == run().fullest
     assert all_.cycles == run().cycles
     assert run(graph=ONE).fullest == run(recomputing(kinds.NoRecompute), graph=ONE).fullest
@@ -132,7 +132,7 @@ def test_popart_s_own_checkpoints(graph):
     assert standard.fullest.needed < none.fullest.needed
     assert standard.cycles > none.cycles
     assert run(recomputing(kinds.RecomputeAll), graph=graph) == standard
-    # Checkpoints that the program marks take the place of PopART's.
+    # Checkpoints that the program marks replace the checkpoints that PopART chooses.
     marked = ModelGraph(with_checkpoints(graph.graph, "relu3"), graph.placement)
     assert run(recomputing(kinds.Standard), graph=marked).settings.recompute == "stage"
 
@@ -146,7 +146,7 @@ def test_recomputation_that_popart_does_not_know(given):
         run(lambda o: o._Popart.set("autoRecomputation", given))
 
 
-def test_a_checkpoint_in_the_last_stage_has_it_recompute():
+def test_the_last_stage_recomputes_if_it_contains_a_checkpoint():
     marked = with_checkpoints(GRAPH, "layer4.0.relu3")
     again = run(graph=ModelGraph(marked, TWO.placement))
     assert again.settings.recomputes_last
@@ -166,7 +166,7 @@ def test_counts():
     assert inference.fullest.needed < run().fullest.needed
 
 
-def test_io_tiles_leave_less_room_and_overlap_where_they_may():
+def test_io_tiles_leave_less_memory_and_allow_overlapped_streams():
     def with_tiles(options):
         options.TensorLocations.numIOTiles(64)
         options.setExecutionStrategy(poptorch.ShardedExecution())
@@ -241,7 +241,7 @@ def test_stages_in_turn_take_longer_than_a_pipeline():
     assert sharded.cycles > run(recomputing(popart.RecomputationType.NoRecompute)).cycles
 
 
-def test_a_share_of_each_ipu():
+def test_each_ipu_has_a_memory_proportion():
     made = run(lambda o: o.setAvailableMemoryProportion({"IPU1": 0}))
     assert made.settings.memory_proportion == (Settings().proportion(0), 0.01)
     assert made.settings.matmul_proportion == made.settings.memory_proportion
@@ -249,7 +249,7 @@ def test_a_share_of_each_ipu():
 
 
 def working_set(run, kind):
-    """The largest working set of the convolutions of a run, or of its matrix products."""
+    """Return the largest temporary memory of a run's convolutions or other matrix products."""
     (stage,) = range(run.placement.num_stages)
     here = stage_of(run.graph, run.placement, run.settings, run.ipu, stage)
     kinds = {o.name: o.product.is_convolution for o in here.operations if o.product}
@@ -285,7 +285,7 @@ def test_convolutions_and_matrix_products_have_options_of_their_own():
     assert run(lambda o: o.Precision.setPartialsType(torch.float)) == run()
 
 
-def test_a_share_of_an_ipu_goes_before_that_of_a_sort():
+def test_the_proportion_of_an_ipu_precedes_that_of_a_kind_of_product():
     def change(options):
         options._Popart.set("convolutionOptions", {"availableMemoryProportion": "0.3"})
         options.setAvailableMemoryProportion({"IPU0": 0.1})
@@ -296,7 +296,7 @@ def test_a_share_of_an_ipu_goes_before_that_of_a_sort():
 
 
 @pytest.mark.parametrize("share", ["much", 1.5, -1])
-def test_shares_of_a_sort_are_numbers_from_0_to_1(share):
+def test_proportions_of_a_kind_of_product_are_numbers_from_0_to_1(share):
     with pytest.raises(poptorch.Error, match="matmulOptions has availableMemoryProportion"):
         run(lambda o: o._Popart.set("matmulOptions", {"availableMemoryProportion": share}))
 
@@ -350,7 +350,7 @@ HALF = torch.float16
         ),
     ],
 )
-def test_what_optimizers_keep(optimizer, expected):
+def test_state_tensors_of_optimizers(optimizer, expected):
     assert optimizer_of(optimizer) == expected
 
 
@@ -365,7 +365,7 @@ def test_an_optimizer_that_the_device_does_not_know():
 
 
 def test_the_optimizers_bytes():
-    """Adam keeps two moments more than SGD, halves of them half of that."""
+    """Adam stores two moments more than SGD. In half precision, they need half of the bytes."""
     bare = run(optimizer=torch.optim.SGD(WEIGHTS, lr=0.1))
     half = adam(first_order_momentum_accum_type=HALF, second_order_momentum_accum_type=HALF)
     assert always(bare, "optimiser state") == 0

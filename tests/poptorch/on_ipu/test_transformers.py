@@ -1,4 +1,4 @@
-"""A transformer in plain torch needs what a graph of the same sizes, made by hand, needs."""
+"""A transformer in plain torch needs the same memory as a graph of the same sizes made by hand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAYERS, WIDTH, LENGTH, BATCH = 4, 768, 384, 2
 
 
 class Attention(nn.Module):
-    """The attention of BERT, with the product of scores and values in steps or in one call."""
+    """The attention of BERT, computed step by step or by one call of a torch function."""
 
     def __init__(self, is_fused, dropout):
         super().__init__()
@@ -42,7 +42,7 @@ class Attention(nn.Module):
             scores = nn.functional.dropout(torch.softmax(scores, -1), self.dropout)
             mixed = scores @ value
         mixed = self.out(mixed.transpose(1, 2).reshape(x.shape))
-        # Transformers return keys and values for later tokens.
+        # Each layer also returns its keys and values, as transformers do for later tokens.
         return nn.functional.dropout(mixed, self.dropout), key, value
 
 
@@ -81,7 +81,7 @@ class Bert(nn.Module):
 
 @pytest.mark.parametrize("is_fused", [False, True], ids=["in steps", "in one call"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_it_needs_what_the_graph_made_by_hand_needs(is_fused, dropout):
+def test_memory_is_that_of_the_graph_made_by_hand(is_fused, dropout):
     with torch.device("meta"):
         model = Bert(is_fused, dropout).half()
     tokens = torch.ones(BATCH, LENGTH, dtype=torch.int32)
@@ -105,7 +105,7 @@ def test_it_needs_what_the_graph_made_by_hand_needs(is_fused, dropout):
 
 
 def checkpointed(graph):
-    """Return the graph with a checkpoint behind each layer."""
+    """Return the graph with a checkpoint after each layer."""
     ends = {f"layers.{index}.norm" for index in range(LAYERS)}
     operations = tuple(replace(o, is_checkpoint=o.name in ends) for o in graph.operations)
     return replace(graph, operations=operations)

@@ -1,4 +1,4 @@
-"""Models that a planner may try: they are estimated, or one message says why they cannot be."""
+"""Unusual models: the command estimates them, or one message says why it cannot."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_estimated(name):
 
 
 def test_nothing_is_compiled(recwarn, caplog):
-    # Another name of the file, because the answers to earlier words are kept.
+    # The results of earlier command lines are cached, so the file gets another name.
     compiled = f"{Path(FILE).parent}/./{Path(FILE).name}:compiled"
     assert ask(compiled, "--input", "4", "--batch", "2")[0] == 0
     assert not any("hooks" in str(warning.message) for warning in recwarn)
@@ -136,11 +136,11 @@ def test_refused(name, said):
     assert said in errors
     assert "popdist_py/" not in errors
     assert "fault of popdist_py" not in errors
-    # A sentence is one line. A failure of the user's code shows the code's own lines.
+    # An error is one line. An exception of the user's code also shows the lines of this code.
     assert errors.count("\n") == 1 or "failed:" in errors
 
 
-def test_an_interruption_is_no_verdict():
+def test_an_interruption_has_its_own_exit_code():
     for name in ("interrupted", "interrupting"):
         code, out, _ = ask(f"{FILE}:{name}", "--input", "4")
         assert (code, out) == (130, "")
@@ -160,7 +160,7 @@ def test_an_interruption_is_no_verdict():
         ("Twice", "first", "with which the model begins"),
     ],
 )
-def test_splits_that_cannot_be(model, split, said):
+def test_invalid_splits(model, split, said):
     code, out, errors = ask(f"{FILE}:{model}", "--input", "4", "--split", split)
     assert (code, out) == (2, "")
     assert said in errors
@@ -172,7 +172,7 @@ def test_a_stage_may_begin_where_a_module_runs_again():
     assert out.startswith("Memory: fits on 3 mk2 IPUs;")
 
 
-def test_shares_are_for_all_ipus_or_for_each():
+def test_proportions_are_for_all_ipus_or_for_each():
     cut = (f"{FILE}:layers", "--input", "4", "--split", "2", "--available-memory-proportion")
     for shares in ("0.2", "0.2,0.3"):
         assert ask(*cut, shares)[0] == 0

@@ -1,4 +1,4 @@
-"""Factories of models that a planner may try: most can be estimated, some cannot."""
+"""Functions that make unusual models: most of them can be estimated, and some cannot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from popdist_py import poptorch
 
 
 class Computing(nn.Module):
-    """A layer, and a forward that is given."""
+    """A model with one layer, whose forward pass is a given function."""
 
     def __init__(self, compute) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def with_odd_names():
 
 
 class Twice(nn.Module):
-    """Runs a layer, another one, and the first one again; a third one never."""
+    """A model with three layers that runs the first, the second and again the first layer."""
 
     def __init__(self) -> None:
         super().__init__()
