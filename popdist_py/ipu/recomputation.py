@@ -18,11 +18,12 @@ __all__ = ["Segment", "kept", "segments"]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a stage whose operations are recomputed together, before their backward pass.
+    """A part of a stage whose backward pass begins with a recomputation.
 
     Attributes:
         operations: The operations of this part of the stage, in the order of the forward pass.
         again: The operations that are recomputed just before the backward pass of ``operations``.
+            The results in ``again`` may also be read by the backward passes of earlier segments.
     """
 
     operations: tuple[Operation, ...]
@@ -78,51 +79,94 @@ def _recomputed(
     if stage.saved <= keeps:
         return stage.saved, ()
     root_of = stage.graph.root_of
-    read = set(stage.saved)
+    read, wanted = set(stage.saved), set[str]()
     again = []
     for operation in reversed(stage.operations):
-        root = root_of[operation.output.name]
+        name = operation.output.name
+        root = root_of[name]
+        if root not in stage.saved and name not in wanted:
+            continue
         changes_received = operation.is_in_place and root in stage.incoming
-        if root in read and (root not in keeps | stage.incoming or changes_received):
+        if root not in keeps | stage.incoming or changes_received:
             again.append(operation)
-            read |= {root_of[name] for name in operation.inputs}
+            read |= {root_of[source] for source in operation.inputs}
+            wanted.update(operation.inputs)
+        else:
+            wanted.update(_shared_input(stage, operation))
     return frozenset(read), tuple(reversed(again))
 
 
-def segments(stage: PlacedStage, keeps: frozenset[str]) -> tuple[Segment, ...]:
-    """Divide a stage into segments whose operations are recomputed together.
-
-    A segment ends where the recomputation and the backward pass of later operations need only
-    tensors that the stage keeps in memory. Each segment can therefore be recomputed independently
-    of the other segments.
-    """
+def _shared_input(stage: PlacedStage, operation: Operation) -> tuple[str, ...]:
+    """Return the name of the input whose memory an operation's output shares, if there is one."""
     root_of = stage.graph.root_of
-    again = frozenset(operation.name for operation in _recomputed(stage, keeps)[1])
-    last_read: dict[str, int] = {}
-    for index, operation in enumerate(stage.operations):
-        inputs = operation.inputs if operation.name in again else ()
-        for name in (*inputs, *operation.saved):
-            last_read[root_of[name]] = index
-    made: dict[str, int] = {}
-    for index, operation in enumerate(stage.operations):
-        made.setdefault(root_of[operation.output.name], index)
-    # For each operation, the change in the number of open blocks of memory. An open block of memory
-    # is not kept, and the recomputation or backward pass of a later operation reads it.
-    crossing = [0] * (len(stage.operations) + 1)
-    for root, first in made.items():
-        if root not in keeps and last_read.get(root, first) > first:
-            crossing[first] += 1
-            crossing[last_read[root]] -= 1
-    # An addition belongs to the segment of its operands. The gradients of the operands are the
-    # gradient of the sum, so they need no memory of their own before the operands are recomputed.
-    added = [operation.kind == "add" for operation in stage.operations[1:]]
-    cuts, open_blocks = [0], 0
-    for index, is_added_next in enumerate([*added, False]):
-        open_blocks += crossing[index]
-        if not open_blocks and not is_added_next:
-            cuts.append(index + 1)
+    first = operation.inputs[:1]
+    return first if first and root_of[first[0]] == root_of[operation.output.name] else ()
+
+
+def segments(stage: PlacedStage, keeps: frozenset[str]) -> tuple[Segment, ...]:
+    """Divide a stage into segments whose backward passes begin with a recomputation.
+
+    PopART recomputes each operation once, just before the first backward pass that needs the
+    result of the operation. The backward pass runs the last segment first. A tensor that all layers
+    of a stage read (such as an attention mask) is therefore recomputed with the last layer.
+    """
+    operations, before = stage.operations, _recomputed_before(stage, keeps)
+    again_at: dict[int, tuple[Operation, ...]] = {}
+    for index, again in enumerate(before):
+        if not again:
+            continue
+        # An addition belongs to the segment of its operands. The gradients of the operands are the
+        # gradient of the sum, so they need no memory of their own during the recomputation.
+        end = index + 1
+        while end < len(operations) and operations[end].kind == "add" and not before[end]:
+            end += 1
+        again_at[end] = again
+    ends = sorted({0, *again_at, len(operations)})
     return tuple(
-        Segment(part, tuple(operation for operation in part if operation.name in again))
-        for begin, end in pairwise(cuts)
-        if (part := stage.operations[begin:end])
+        Segment(operations[begin:end], again_at.get(end, ())) for begin, end in pairwise(ends)
     )
+
+
+def _recomputed_before(
+    stage: PlacedStage, keeps: frozenset[str]
+) -> list[tuple[Operation, ...]]:
+    """Return, for each operation, the operations to recompute just before its backward pass.
+
+    Every operation is recomputed at most once. Operations that are recomputed before the backward
+    pass of a later operation are not recomputed again.
+    """
+    operations, root_of = stage.operations, stage.graph.root_of
+    names = frozenset(operation.name for operation in _recomputed(stage, keeps)[1])
+    makers: dict[str, int] = {}
+    writers: dict[str, list[int]] = {}
+    readers: dict[str, list[int]] = {}
+    for index, operation in enumerate(operations):
+        makers[operation.output.name] = index
+        if operation.name in names:
+            writers.setdefault(root_of[operation.output.name], []).append(index)
+            for name in operation.inputs:
+                readers.setdefault(root_of[name], []).append(index)
+    before: list[tuple[Operation, ...]] = []
+    done: set[int] = set()
+    for operation in reversed(operations):
+        waiting = [i for name in operation.saved for i in writers.get(root_of[name], ())]
+        again = []
+        while waiting:
+            index = waiting.pop()
+            if index in done:
+                continue
+            done.add(index)
+            needed = operations[index]
+            inputs = _shared_input(stage, needed)
+            if needed.name in names:
+                again.append(index)
+                inputs = needed.inputs
+                root = root_of[needed.output.name]
+                if needed.is_in_place:
+                    # The operations that read the old elements must be recomputed before.
+                    old = readers.pop(root, [])
+                    waiting += [reader for reader in old if reader < index]
+                    readers[root] = [reader for reader in old if reader > index]
+            waiting += [makers[name] for name in inputs if name in makers]
+        before.append(tuple(operations[index] for index in sorted(again)))
+    return before[::-1]

@@ -131,8 +131,9 @@ def backward_moments(stage: PlacedStage, keeps: frozenset[str]) -> list[Moment]:
     root_of, sizes = stage.graph.root_of, stage.graph.root_bytes
     gradients = {_gradient(r): sizes[r] for r in stage.outgoing if r in stage.graph.gradient_roots}
     moments = [Moment("receive gradients", (), gradients)]
-    for segment in reversed(segments(stage, keeps)):
-        fresh = frozenset(root_of[operation.output.name] for operation in segment.again) - keeps
+    found = segments(stage, keeps)
+    fresh = frozenset(root_of[o.output.name] for segment in found for o in segment.again) - keeps
+    for segment in reversed(found):
         moments += [_forward(stage, o, "recompute", fresh) for o in segment.again]
         moments += [_backward(stage, o, fresh) for o in reversed(segment.operations)]
     sent = [_gradient(r) for r in stage.incoming if r in stage.graph.gradient_roots]

@@ -6,18 +6,20 @@ from dataclasses import replace
 from itertools import pairwise
 
 import hypothesis
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.graph import Graph, Operation, Placement, Product, Tensor, Weight, saved_by
-from popdist_py.ipu.memory import ESTIMATES, memory
+from popdist_py.ipu.memory import ESTIMATES, memory, walks
 from popdist_py.ipu.placed_stage import stage_of
 from popdist_py.ipu.recomputation import kept, segments
 from popdist_py.ipu.reports import execution_page, memory_page
 from popdist_py.ipu.searches import Run, places_to_cut, with_checkpoints
 from popdist_py.ipu.settings import ADAM, Location, Optimizer, Settings
 from popdist_py.ipu.specification import MK1, MK2
+from popdist_py.ipu.stage_cycles import operation_cycles, stage_cycles
 from popdist_py.ipu.transfers import copied_bytes, received_bytes
 from popdist_py.ipu.what_if import explain
 
@@ -131,9 +133,8 @@ def test_a_stage_keeps_only_tensors_that_its_backward_pass_needs(graph, data, re
         keeps = kept(stage, recompute)
         found = segments(stage, keeps)
         assert [o for segment in found for o in segment.operations] == list(stage.operations)
-        read = set(stage.saved)
-        for segment in found:
-            there = set(keeps)
+        read, there = set(stage.saved), set(keeps)
+        for segment in reversed(found):
             for operation in segment.again:
                 inputs = {root_of[name] for name in operation.inputs}
                 assert inputs <= there | ({root_of[operation.output.name]} & stage.incoming)
@@ -142,6 +143,8 @@ def test_a_stage_keeps_only_tensors_that_its_backward_pass_needs(graph, data, re
             saved = {root_of[name] for o in segment.operations for name in o.saved}
             assert saved <= there
         assert keeps <= read
+        again = [operation.name for segment in found for operation in segment.again]
+        assert len(again) == len(set(again))
 
 
 LOCATIONS = st.builds(
@@ -168,6 +171,20 @@ SETTINGS = st.builds(
     optimizer_location=LOCATIONS,
     activation_location=LOCATIONS,
 )
+
+
+@given(graph=graphs(), data=st.data(), settings=SETTINGS)
+def test_time_and_memory_recompute_the_same_operations(graph, data, settings):
+    placement = cut(graph, data)
+    forward, _ = operation_cycles(graph, placement, settings, MK2)
+    cycles_of = {o.name: size for o, size in zip(graph.operations, forward, strict=True)}
+    for index in range(placement.num_stages):
+        own = {o.name for o in placement.operations_of(graph, index)}
+        moments = [m for _, walk in walks(graph, placement, settings, MK2, index) for m in walk]
+        names = [m.name.removesuffix(" (recompute)") for m in moments if "(recompute)" in m.name]
+        assert set(names) <= own
+        found = stage_cycles(graph, placement, settings, MK2, index).recompute
+        assert found == pytest.approx(sum(cycles_of[name] for name in names))
 
 
 # Only few graphs and settings together show a wrong rule.

@@ -127,7 +127,7 @@ def test_options_that_save_memory_do_so():
     assert needed(replace(base, strategy="serial phased")) < needed(
         replace(base, strategy="sharded")
     )
-    assert needed(graph=graph.cast(data="float16", weights="float16")) < 0.7 * needed()
+    assert needed(graph=graph.cast(data="float16", weights="float16")) < 0.75 * needed()
     single = memory(graph, Placement.cut(graph), base, MK2).fullest.needed
     assert single > memory(graph, placement, base, MK2).fullest.needed
     fewer = memory(graph, placement, replace(base, io_tiles=64), MK2).fullest

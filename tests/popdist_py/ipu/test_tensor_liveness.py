@@ -96,10 +96,12 @@ def test_segments_begin_behind_checkpoints():
     stage = stage_of(graph, Placement.cut(graph), settings, MK2, 0)
     found = segments(stage, kept(stage, "stage"))
     assert [o for segment in found for o in segment.operations] == list(stage.operations)
-    blocks_of_it = [{o.name.rpartition(".")[0] for o in s.again} for s in found if s.again]
-    assert blocks_of_it[0] == {"", "layer1.0", "layer1.0.downsample"}
-    assert all(len(names) == 1 for names in blocks_of_it[1:])
-    again = next(s.again for s in found if s.operations[0].name == "layer2.1.conv1")
+    assert all(s.operations[-1].kind == "add" or s is found[-1] or s.again for s in found)
+    whole = [o.name for s in reversed(found) for o in s.again]
+    assert len(whole) == len(set(whole))
+    # The second branch of a block is recomputed on its own, just before its own backward pass.
+    assert [o.name for o in found[3].again] == ["layer2.0.downsample.0"]
+    again = next(s.again for s in found if s.operations[-1].name == "layer2.1.add")
     assert [o.name for o in again] == [
         "layer2.1.conv1",
         "layer2.1.bn1",
@@ -124,8 +126,9 @@ def test_every_saved_tensor_is_recomputed_or_kept():
     for recompute in ("none", "norm", "stage"):
         stage = stage_of(graph, Placement.cut(graph), Settings(), MK2, 0)
         keeps = kept(stage, recompute)
-        for segment in segments(stage, keeps):
-            there = keeps | {graph.root_of[o.output.name] for o in segment.again}
+        there = set(keeps)
+        for segment in reversed(segments(stage, keeps)):
+            there |= {graph.root_of[o.output.name] for o in segment.again}
             for operation in segment.operations:
                 assert {graph.root_of[name] for name in operation.saved} <= there
 
@@ -142,6 +145,59 @@ def with_mask(length):
     x = build.add("mix", "product", [scores, x], length * 8, product=Product(length, length, 8))
     graph = build.graph([build.add("loss", "loss", [x, ids], 1)])
     return graph, Placement.cut(graph, ["first"])
+
+
+def masked_layers(layers, length, width, *, has_mask):
+    """Return one stage of attention layers with checkpoints, which may all read one mask."""
+    build = Builder(1, "float16")
+    ids, x = build.input("ids", length), build.input("x", length * width)
+    mask = build.add("mask", "elementwise", [ids], length * length, saved=[]) if has_mask else ""
+    for index in range(layers):
+        name = f"layers.{index}"
+        x = build.linear(f"{name}.first", x, length, (width, width))
+        scores = build.add(f"{name}.scores", "product", [x, x], length * length,
+            product=Product(length, width, length))  # fmt: skip
+        if has_mask:
+            scores = build.add(f"{name}.masked", "add", [scores, mask], is_in_place=True)
+        shares = build.add(f"{name}.softmax", "softmax", [scores])
+        x = build.add(f"{name}.mix", "product", [shares, x], length * width,
+            product=Product(length, length, width), is_checkpoint=True)  # fmt: skip
+    graph = build.graph([build.add("loss", "loss", [x, ids], 1)])
+    return stage_of(graph, Placement.cut(graph), Settings(), MK2, 0)
+
+
+@given(layers=st.integers(2, 6), length=st.integers(16, 256), width=st.sampled_from([64, 512]))
+def test_a_mask_that_all_layers_read_costs_its_own_bytes(layers, length, width):
+    def backward(*, has_mask):
+        stage = masked_layers(layers, length, width, has_mask=has_mask)
+        return stage, backward_moments(stage, kept(stage, "stage"))
+
+    stage, with_it = backward(has_mask=True)
+    _, without = backward(has_mask=False)
+    mask, ids = stage.graph.root_bytes["mask:out"], stage.graph.root_bytes["ids"]
+    assert mask <= peak(with_it).bytes - peak(without).bytes <= mask + ids
+    again = [moment.name for moment in with_it if moment.name.endswith("(recompute)")]
+    assert again.count("mask (recompute)") == 1
+    # Nothing of another layer is recomputed with the last layer.
+    last = again[: again.index(f"layers.{layers - 1}.softmax (recompute)")]
+    assert not any(name.startswith("layers.0") for name in last)
+    assert [n for n in again if "masked" not in n and n != "mask (recompute)"] == [
+        moment.name for moment in without if moment.name.endswith("(recompute)")
+    ]
+
+
+def test_old_elements_are_read_before_an_operation_in_place_is_recomputed():
+    """``old`` reads ``x`` before the addition overwrites it, and is needed much later."""
+    build = Builder(1)
+    x = build.add("x", "add", [build.input("input", 8)])
+    old = build.add("old", "add", [x])
+    early = build.add("early", "elementwise", [old], saved=[old])
+    x = build.add("more", "add", [x, build.input("other", 8)], is_in_place=True)
+    build.add("late", "elementwise", [x, early], saved=[x])
+    graph = build.graph(["late:out"])
+    stage = stage_of(graph, Placement.cut(graph), Settings(), MK2, 0)
+    again = [[o.name for o in segment.again] for segment in segments(stage, frozenset())]
+    assert again == [["x", "old", "more"]]
 
 
 def test_an_input_of_a_stage_is_kept_if_a_recomputed_operation_reads_it():
