@@ -127,9 +127,7 @@ def segments(stage: PlacedStage, keeps: frozenset[str]) -> tuple[Segment, ...]:
     )
 
 
-def _recomputed_before(
-    stage: PlacedStage, keeps: frozenset[str]
-) -> list[tuple[Operation, ...]]:
+def _recomputed_before(stage: PlacedStage, keeps: frozenset[str]) -> list[tuple[Operation, ...]]:
     """Return, for each operation, the operations to recompute just before its backward pass.
 
     Every operation is recomputed at most once. Operations that are recomputed before the backward
