@@ -1,10 +1,9 @@
 """The command ``python -m popdist_py.ipu``, which tells whether a model fits into IPUs' memory.
 
-The command ``python -m popdist_py.ipu --help`` prints an explanation of the options. The command
-``python -m popdist_py.ipu`` does not train the model. The code of the command ``python -m
-popdist_py.ipu`` is in ``popdist_py.poptorch.on_ipu.command``, because building the user's model
-needs torch. ``runpy`` runs the module of the command by its name, so that the package
-``popdist_py.ipu`` does not import ``popdist_py.poptorch``.
+``--help`` prints an explanation of the options. The command does not train the model. Its code is
+in ``popdist_py.poptorch.on_ipu.command``, because building the user's model needs torch. ``runpy``
+runs this module by its name, so that the package ``popdist_py.ipu`` does not import
+``popdist_py.poptorch``.
 """
 
 import runpy
@@ -16,5 +15,5 @@ _INTERRUPTED = 130
 if __name__ == "__main__":
     try:
         runpy.run_module("popdist_py.poptorch.on_ipu.command", run_name="__main__")
-    except KeyboardInterrupt:  # torch was being imported, which takes seconds
+    except KeyboardInterrupt:  # ``Ctrl-C`` during the import of torch, which takes seconds
         sys.exit(_INTERRUPTED)

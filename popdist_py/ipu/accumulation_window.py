@@ -1,11 +1,10 @@
 """The start and end of each IPU's work in a window (the time from one weight update to the next).
 
 The module ``repeated_schedule`` computes the order of the IPUs' work, and the module
-``stage_cycles`` computes the clock cycles that each stage of the model needs. The function
-``lay_out`` combines the order of the IPUs' work and the clock cycles of the stages into the work of
-each IPU in each pipeline cycle. A pipeline cycle is a part of the schedule that all IPUs begin at
-the same time. The slowest IPU determines the length of a pipeline cycle. No other module adds up
-the clock cycles that the IPUs need for a schedule.
+``stage_cycles`` computes the clock cycles of each stage. The function ``lay_out`` combines both
+into the work of each IPU in each pipeline cycle. A pipeline cycle is a part of the schedule that
+all IPUs begin at the same time. The slowest IPU determines the length of a pipeline cycle. No other
+module adds up the clock cycles that the IPUs need for a schedule.
 
 Equal pipeline cycles are computed once, so the number of micro-batches does not change the time
 that the functions of this module take. Only ``Window.pieces`` returns all activities one by one.
@@ -72,8 +71,7 @@ class Window:
             synchronisations between IPUs.
         busy: The clock cycles that each IPU spends on computing.
         count: The number of weight updates in one call of the model; 1 for inference. A call of the
-            model also includes work of the host, which is not part of an accumulation window (the
-            time from one weight update to the next).
+            model also includes work of the host, which is not part of the window.
         schedule: The tasks (such as forward passes) that the IPUs perform in each pipeline cycle.
         parts: For each task in ``schedule.tasks``, the pairs of name and clock cycles that the task
             consists of.

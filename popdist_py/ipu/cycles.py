@@ -38,8 +38,7 @@ class CycleReport:
             For inference, ``window`` is the number of clock cycles for all micro-batches of the
             call.
         call: The clock cycles that a call of the model needs in addition to its micro-batches and
-            weight updates. For example, the IPUs send results to the host during the additional
-            clock cycles of a call.
+            weight updates. For example, the IPUs send results to the host.
         total: The clock cycles of the whole call of the model.
         busy: For each IPU, the time that the IPU spends on computing, divided by the duration of
             the call.

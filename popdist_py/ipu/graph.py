@@ -1,10 +1,9 @@
 """Classes for the operations of a model's forward pass, and its division into stages.
 
 A graph does not contain the backward pass, which is derived from the forward pass. The backward
-pass runs the operations in reverse order. The backward pass of an operation reads the tensors that
-the forward pass of the operation saved. If the size of a tensor grows with the number of samples, a
-graph stores the tensor's size for one sample. The module ``graph`` does not depend on a type of IPU
-or on the options of a run.
+pass runs the operations in reverse order, and reads the tensors that their forward passes saved. If
+the size of a tensor grows with the number of samples, a graph stores the size for one sample. The
+module ``graph`` does not depend on a type of IPU or on the options of a run.
 """
 
 from __future__ import annotations
@@ -88,10 +87,10 @@ class Product:
     """The sizes of a matrix product, or of a convolution computed as a matrix product.
 
     The operation consists of ``count`` matrix products of shape [rows, depth] x [depth, columns]. A
-    convolution is represented as a matrix product of equal size. For a convolution, ``rows`` is the
-    number of positions of the output. For a convolution, ``depth`` is the number of input channels
-    per group times the number of kernel positions. For a convolution, ``columns`` is the number of
-    output channels per group. For a convolution, ``count`` is the number of groups.
+    convolution is represented as a matrix product of equal size: ``rows`` is the number of
+    positions of its output, ``depth`` is the number of input channels per group times the number of
+    kernel positions, ``columns`` is the number of output channels per group, and ``count`` is the
+    number of groups.
 
     Attributes:
         rows: The number of rows of the first matrix for one sample.

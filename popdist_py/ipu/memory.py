@@ -54,8 +54,7 @@ class Estimates:
         base_code: The size of the control code, stack and libraries that every program on the IPU
             contains.
         distinct_code: The size of the vertices (compute code) and exchange code for one pass of an
-            operation. Operations of equal kind and sizes share their vertices (compute code) and
-            their exchange code.
+            operation. Operations of equal kind and sizes share this code.
         call_code: The size of the code that calls the code of one pass (forward or backward) of an
             operation.
         profile_code: The size of the code that counts the clock cycles of one pass of an operation
@@ -80,9 +79,8 @@ ESTIMATES: Final = Estimates()
 # code, because code does not contain variables.
 _CODE: Final[tuple[Category, ...]] = ("code", "profiling")
 # In phased execution, the forward pass of a phase (a part of the model) fetches weights from
-# Streaming Memory. In phased execution, the backward pass of a phase (a part of the model) also
-# fetches gradient accumulators. In phased execution, the weight update of a phase (a part of the
-# model) needs the weights and the gradient accumulators.
+# Streaming Memory. The backward pass also fetches gradient accumulators, and the weight update
+# needs both.
 _FETCHED: Final[tuple[Category, ...]] = ("weights", "accumulators")
 # The names of the blocks of memory for gradients of activations begin with this text.
 _GRADIENT: Final = "gradient of "
@@ -181,11 +179,10 @@ def stash_depth(stage: int, stages: int, settings: Settings) -> int:
     """Return the number of micro-batches whose activations a pipeline stage keeps in its stash.
 
     The stash of a pipeline stage contains the activations of earlier micro-batches whose backward
-    pass is still to come. The stash (kept activations) of a stage does not contain the activations
-    of the current micro-batch. In PopART's pipeline of N stages, stage s keeps the activations of
-    ``2 (N - 1 - s) + 1`` micro-batches. In an interleaved pipeline of N stages, stage s keeps the
-    activations of ``N - s`` micro-batches. The last stage of a pipeline does not need a stash (kept
-    activations).
+    pass is still to come. It does not contain the activations of the current micro-batch. In
+    PopART's pipeline of N stages, stage s keeps the activations of ``2 (N - 1 - s) + 1``
+    micro-batches. In an interleaved pipeline, stage s keeps those of ``N - s`` micro-batches. The
+    last stage of a pipeline does not need a stash.
     """
     if not settings.is_training or not settings.is_pipelined or stage == stages - 1:
         return 0
@@ -340,8 +337,8 @@ def walks(
             yield fetched, moments
         if settings.is_training:
             # In phased execution, a weight update fetches the optimiser state of one weight at a
-            # time from Streaming Memory. The memory for the weight update of a phase (a part of the
-            # model) is therefore computed as if the optimiser state were stored off the chip.
+            # time from Streaming Memory. The memory for this update is therefore computed as if the
+            # optimiser state were stored off the chip.
             optimizer = replace(settings.optimizer, is_combined=False)
             away = replace(
                 settings, optimizer=optimizer, optimizer_location=Location(on_chip=False)
@@ -359,7 +356,7 @@ def _fetched(
 
 
 def _passes_of(stage: PlacedStage, placement: Placement, index: int) -> Iterator[list[Moment]]:
-    """Yield the moments (passes of single operations) of a stage's forward and backward pass.
+    """Yield the moments of a stage's forward and backward pass.
 
     If the stage keeps its memory from the forward pass to the backward pass, one list contains the
     moments of both passes. If the stage does not keep its memory between the passes, each pass has

@@ -95,8 +95,7 @@ class IpuMemory:
 
     Attributes:
         ipu: The number of the IPU in its replica.
-        tiles: The number of tiles that store the ``contributions``. The attribute ``tiles`` does
-            not count I/O tiles.
+        tiles: The number of tiles that store the ``contributions``. I/O tiles are not counted.
         tile_bytes: The memory of one tile in bytes.
         contributions: The data and code that always stay in memory, and the temporary data at the
             moment when the IPU needs the most memory.

@@ -16,11 +16,11 @@ from popdist_py.ipu.specification import IPU
 __all__ = ["PlacedStage", "stage_of"]
 
 # The library PopLibs estimates the temporary memory of a matrix product by adding its operands
-# before and after rearranging, its partial sums, and their sums. ``_PLANNED`` is the temporary
-# memory that PopLibs estimates, divided by the bytes that the tiles use at one time. No document of
-# Graphcore gives the number ``_PLANNED``. The memory and cycles of ResNet-101 over two IPUs are
-# published. If ``_PLANNED`` were above 6, the default memory proportion would divide one matrix
-# product of ResNet-101 into parts. The estimates would then contradict the published figures.
+# before and after rearranging, its partial sums, and their sums. ``_PLANNED`` is this estimate,
+# divided by the bytes that the tiles use at one time. No document of Graphcore gives the number. If
+# ``_PLANNED`` were above 6, the default memory proportion would divide one matrix product of
+# ResNet-101 over two IPUs into parts. The estimates would then contradict the published memory and
+# cycles of this run.
 _PLANNED: Final = 6
 
 
@@ -34,8 +34,8 @@ class PlacedStage:
         settings: The options of the run, such as the number of replicas.
         ipu: The number of the IPU that runs the stage. The available memory proportion can differ
             between IPUs.
-        tiles: The number of tiles of the IPU that compute. The attribute ``tiles`` does not count
-            I/O tiles, which only transfer data.
+        tiles: The number of tiles of the IPU that compute. I/O tiles, which only transfer data, are
+            not counted.
         memory: The memory in bytes of the tiles that compute. The available memory proportion (a
             PopTorch option) is a share of ``memory``.
         stored: The names of the weights that the IPU of the stage stores. A weight that several

@@ -224,8 +224,7 @@ def _interleaved(ipus: Sequence[int], recomputing: frozenset[int]) -> list[Task]
     """Return the tasks of all IPUs in an interleaved pipeline.
 
     In an interleaved pipeline, every stage alternates between forward passes and backward passes.
-    In an interleaved pipeline, when a stage runs a forward pass, the neighbouring stages run
-    backward passes.
+    When a stage runs a forward pass, the neighbouring stages run backward passes.
     """
     tasks = []
     for stage, ipu in enumerate(ipus):
@@ -243,7 +242,7 @@ def _one_by_one(
     """Return the tasks of all IPUs in runs without a pipeline, where stages run in turn.
 
     A phase (a part of the model) is loaded from Streaming Memory before it runs. In parallel phased
-    execution, an IPU loads the next phase (part of the model) while another IPU computes.
+    execution, an IPU loads the next phase while another IPU computes.
     """
     passage = list(_passage(len(ipus), recomputing, is_training=is_training))
     if strategy not in ("serial phased", "parallel phased"):

@@ -40,8 +40,7 @@ class Schedule:
     ``print()`` shows a schedule as text, and a notebook shows it as a picture.
 
     Attributes:
-        rows: For each IPU, a tuple with one cell (the IPU's action) per step of the schedule. A
-            cell describes the action of the IPU.
+        rows: For each IPU, a tuple with one cell (the IPU's action) per step of the schedule.
         cycles: For each step of the schedule, the number of its pipeline cycle, counted from 1.
     """
 
@@ -121,10 +120,9 @@ def idle_share(strategy: Strategy, stages: int, micro_batches: int) -> float:
 
     The formula for the idle share applies to runs without recomputation. The formula assumes that a
     forward pass and a backward pass of a stage take one step each. A pipeline of N stages needs ``M
-    + N - 1`` forward steps for M micro-batches, and the same number of backward steps. With M
-    micro-batches, an IPU works in M of the forward steps and in M of the backward steps, and is
-    idle in all other steps. If the cycles of PopART's pipeline are counted instead of steps, the
-    idle share is ``(2N - 2) / (M + 2N - 2)``, for N stages and M micro-batches.
+    + N - 1`` forward steps for M micro-batches, and the same number of backward steps. An IPU works
+    in M of the forward steps and in M of the backward steps. If the cycles of PopART's pipeline are
+    counted instead of steps, the idle share is ``(2N - 2) / (M + 2N - 2)``.
     """
     if strategy in ("grouped", "interleaved"):
         return (stages - 1) / (micro_batches + stages - 1)

@@ -37,9 +37,8 @@ __all__ = ["CYCLE_MODEL", "CycleModel", "StageCycles", "operation_cycles", "stag
 class CycleModel:
     """The constants of the model of time, which no document of Graphcore gives.
 
-    Some constants of the model of time are assumed. The other constants of the model of time are
-    fitted to published measurements of ResNet-101 and of Graphcore's text on data loading. The same
-    constants apply to all types of IPU and to all runs.
+    Some constants are assumed. The others are fitted to published measurements of ResNet-101 and of
+    Graphcore's text on data loading. The same constants apply to all types of IPU and to all runs.
 
     Attributes:
         product_share: The share of the peak rate that matrix products reach. The number
@@ -195,8 +194,8 @@ def _offloaded_bytes(
 ) -> int:
     """Return the bytes that a stage moves from and to Streaming Memory for one micro-batch.
 
-    In phased execution, the returned number of bytes is 0, because ``StageCycles.load`` contains
-    the transfers of phases (parts of the model that run in turn).
+    In phased execution, the returned number is 0, because ``StageCycles.load`` contains these
+    transfers.
     """
     settings = stage.settings
     if settings.is_phased:

@@ -2,9 +2,8 @@
 
 A moment is the forward or backward pass of a single operation. A moment makes (allocates) blocks of
 memory and reads blocks of memory. A block of memory is live (in use) from the moment that makes the
-block to the last moment that reads the block. The module ``tensor_liveness`` does not count weights
-and other data that always stay in memory. The module ``tensor_liveness`` does not depend on the
-order of pipeline stages.
+block to the last moment that reads the block. Weights and other data that always stay in memory are
+not counted. The module ``tensor_liveness`` does not depend on the order of pipeline stages.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The moment (pass of a single operation) that needs the most memory.
+    """The moment that needs the most memory.
 
     Attributes:
         name: The name of the operation and of its pass.
@@ -77,8 +76,8 @@ class Peak:
 def live_at(moments: Sequence[Moment]) -> Iterator[tuple[Mapping[str, int], int]]:
     """Yield, for each moment, the memory blocks in use and the bytes of all used memory.
 
-    The function yields the same mapping object (the memory blocks in use) for all moments. The
-    yielded mapping of memory blocks changes when the caller requests the next moment.
+    The function yields the same mapping object for all moments, and changes it when the caller
+    requests the next moment.
     """
     last = {name: i for i, m in enumerate(moments) for name in (*m.reads, *m.makes)}
     ending: dict[int, list[str]] = {}
@@ -97,7 +96,7 @@ def live_at(moments: Sequence[Moment]) -> Iterator[tuple[Mapping[str, int], int]
 
 
 def peak(moments: Sequence[Moment]) -> Peak:
-    """Return the first moment (pass of a single operation) that needs the most memory."""
+    """Return the first moment that needs the most memory."""
     totals = [total for _, total in live_at(moments)]
     if not totals:
         return Peak("nothing", {}, 0)
@@ -109,7 +108,7 @@ def peak(moments: Sequence[Moment]) -> Peak:
 
 
 def forward_moments(stage: PlacedStage) -> list[Moment]:
-    """Return the moments (passes of operations) of a stage's forward pass for one micro-batch.
+    """Return the moments of a stage's forward pass for one micro-batch.
 
     Tensors that the stage sends to other stages or to the host stay in memory until the end.
     """
@@ -295,12 +294,11 @@ def working_set(product: Product, operands: Type, partials: Type, tiles: int) ->
     """Return the bytes of operands and partial sums on the tiles during a matrix product.
 
     Each tile computes a block of the matrix product and stores the operands and partial sums of the
-    block. The blocks of a matrix product on all tiles have the same shape: rows x depth x columns.
-    A block of a matrix product needs the fewest bytes if its three sides (rows, depth and columns)
-    are equal. The sides of a block are therefore as equal as the shape of the matrix product
-    permits. Neighbouring output positions of a convolution share most of the input that they read.
-    In a convolution, the border of the input of one tile's block is about as large as the rest of
-    the block's input.
+    block. The blocks on all tiles have the same shape: rows x depth x columns. A block needs the
+    fewest bytes if its three sides are equal. The sides are therefore as equal as the shape of the
+    matrix product permits. Neighbouring output positions of a convolution share most of the input
+    that they read. In a convolution, the border of the input of one tile's block is about as large
+    as the rest of the block's input.
     """
     blocks = max(1.0, tiles / product.count)
     sides = [float(product.rows), float(product.depth), float(product.columns)]

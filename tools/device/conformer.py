@@ -1,7 +1,7 @@
 """The Conformer of ESPnet and WeNet for AISHELL-1, as a graph of the device model.
 
 The sizes are recalled: 12 encoder blocks of width 256, 6 decoder layers, 46.2 million parameters.
-Nothing here says how the model is cut or run.
+Nothing here divides the model into stages or runs it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _INNER: Final = 2048
 _HEADS: Final = 4
 _KERNEL: Final = 15
 _MELS: Final = 80
-# The Chinese characters of AISHELL-1 with blank, unknown, and start of sentence.
+# The number of classes: the Chinese characters of AISHELL-1, blank, unknown, and start of sentence.
 _WORDS: Final = 4233
 _TOKENS: Final = 32
 
@@ -45,7 +45,7 @@ def conformer(frames: int, batch: int, type: Type = "float16") -> Graph:
 
 
 def _subsampled(build: Builder, features: str, frames: int) -> tuple[str, int]:
-    """Return the features after two convolutions of stride 2, and their length in time."""
+    """Return the features after two convolutions of stride 2, and their number of frames."""
     x, channels, bands = features, 1, _MELS
     for number in (1, 2):
         frames, bands = (frames - 1) // 2, (bands - 1) // 2
@@ -98,7 +98,7 @@ def _attention(
     product, elements = Product(length, depth, others, _HEADS), _HEADS * length * others
     scores = build.add(f"{name}.scores", "product", [query, key], elements, product=product)
     if is_relative:
-        # All samples share the positions, so their projection takes next to no time.
+        # All samples share the positions, so the time for their projection is negligible.
         position = build.weight(f"{name}.position.weight", _WIDTH**2)
         biases = build.weight(f"{name}.position.biases", 2 * _WIDTH)
         weights = [position, biases]
@@ -114,7 +114,7 @@ def _attention(
 
 
 def _added(build: Builder, name: str, y: str, x: str) -> str:
-    """Add a dropout of ``y`` and the sum with ``x``, which the part of the block had read."""
+    """Add a dropout of ``y`` and the residual sum with ``x``."""
     y = build.add(f"{name}.dropout", "elementwise", [y], saved=[])
     return build.add(f"{name}.add", "add", [y, x], is_in_place=True)
 
@@ -132,7 +132,7 @@ def _convolution(
     positions: int,
     groups: int = 1,
 ) -> str:
-    """Add a convolution with bias; ``kernel`` and ``positions`` count all dimensions together."""
+    """Add a convolution with bias; ``kernel`` and ``positions`` count all elements of each."""
     into, out = channels
     depth = into // groups * kernel
     weights = [build.weight(f"{name}.weight", depth * out), build.weight(f"{name}.bias", out)]

@@ -19,7 +19,7 @@ from popdist_py.ipu.graph import (
 
 
 class Builder:
-    """Notes operations one after the other; each method returns the name of what it makes."""
+    """Builds a graph; each method adds an operation, input or weight, and returns its name."""
 
     def __init__(self, batch: int, type: Type = "float32") -> None:
         self.batch = batch
@@ -30,13 +30,13 @@ class Builder:
         self.sizes: dict[str, int] = {}
 
     def input(self, name: str, elements: int, type: Type | None = None) -> str:
-        """Add an input of the graph."""
+        """Add an input of the graph, with ``elements`` elements for one sample."""
         self.inputs.append(Tensor(name, elements, type or self.type))
         self.sizes[name] = elements
         return name
 
     def weight(self, name: str, elements: int, *, is_trained: bool = True) -> str:
-        """Add a weight."""
+        """Add a weight with ``elements`` elements."""
         self.weights.append(Weight(name, elements, self.type, is_trained))
         return name
 
@@ -53,7 +53,7 @@ class Builder:
         is_checkpoint: bool = False,
         saved: Sequence[str] | None = None,
     ) -> str:
-        """Add an operation; by default its output is as large as its first input."""
+        """Add an operation. By default, its output is as large as its first input."""
         size = self.sizes[inputs[0]] if elements is None else elements
         output = Tensor(f"{name}:out", size, self.type, is_batched=kind != "loss")
         self.operations.append(
@@ -75,7 +75,7 @@ class Builder:
         return output.name
 
     def linear(self, name: str, x: str, rows: int, features: tuple[int, int]) -> str:
-        """Add a product with a matrix and a bias."""
+        """Add a linear layer: a matrix product with a weight, and a bias."""
         depth, columns = features
         weights = [
             self.weight(f"{name}.weight", depth * columns),
@@ -87,7 +87,7 @@ class Builder:
     def conv(
         self, name: str, x: str, channels: tuple[int, int], kernel: int, side: int, groups: int = 1
     ) -> str:
-        """``side`` is that of the output."""
+        """Add a square convolution, where ``side`` is the side of the output."""
         into, out = channels
         depth = into // groups * kernel**2
         weight = self.weight(f"{name}.weight", depth * out)
@@ -105,7 +105,7 @@ class Builder:
         return self.add(name, "norm", [x], weights=weights)
 
     def graph(self, outputs: Sequence[str]) -> Graph:
-        """Return the graph of all operations so far."""
+        """Return the graph of all operations that were added."""
         return Graph(
             tuple(self.inputs),
             tuple(self.weights),
@@ -116,7 +116,7 @@ class Builder:
 
 
 def mlp(widths: Sequence[int], batch: int, type: Type = "float32") -> Graph:
-    """Linear layers with ReLU between them, and a loss."""
+    """Return the graph of linear layers with ReLU between them, and a loss."""
     build = Builder(batch, type)
     x = build.input("input", widths[0])
     labels = build.input("labels", 1, "int32")
@@ -129,7 +129,7 @@ def mlp(widths: Sequence[int], batch: int, type: Type = "float32") -> Graph:
 
 
 def cnn(batch: int, type: Type = "float32") -> Graph:
-    """A convolution 3 to 8 at 16 x 16, a batch norm, ReLU, a pool to 8 x 8, a classifier."""
+    """Return a small CNN: a convolution, a batch norm, ReLU, a pool, and a classifier."""
     build = Builder(batch, type)
     x = build.input("input", 3 * 16 * 16)
     labels = build.input("labels", 1, "int32")
@@ -152,10 +152,10 @@ def resnet(
     groups: int = 1,
     has_statistics: bool = True,
 ) -> Graph:
-    """A ResNet of bottlenecks, module names as in torchvision: 101 is [3, 4, 23, 3].
+    """Return a ResNet of bottlenecks with torchvision's names; ResNet-101 has [3, 4, 23, 3].
 
-    With ``groups`` 32 it is a ResNeXt of 32 groups of 4 channels; without statistics norms are
-    group norms.
+    With ``groups`` 32, it is a ResNeXt of 32 groups of 4 channels. Without ``has_statistics``, the
+    norms are group norms.
     """
     build = Builder(batch, type)
     x = build.input("input", 3 * side * side)
@@ -223,7 +223,7 @@ def transformer(
     words: int = 0,
     type: Type = "float16",
 ) -> Graph:
-    """Encoder layers as in BERT; with ``words`` an embedding in front and a tied head behind."""
+    """Return BERT's encoder layers as a graph; ``words`` adds an embedding and a tied head."""
     build = Builder(batch, type)
     heads = heads or width // 64
     labels = build.input("labels", length, "int32")
@@ -273,7 +273,7 @@ def _encoder_layer(build: Builder, name: str, x: str, sizes: tuple[int, int, int
 
 
 def with_checkpoints(graph: Graph, ending: str) -> Graph:
-    """Return a graph whose operations with names that end so keep their output."""
+    """Return a graph with a checkpoint after each operation whose name ends with ``ending``."""
     operations = tuple(
         replace(o, is_checkpoint=True) if o.name.endswith(ending) else o for o in graph.operations
     )
@@ -281,7 +281,7 @@ def with_checkpoints(graph: Graph, ending: str) -> Graph:
 
 
 def with_8_bit_input(graph: Graph) -> Graph:
-    """Return a graph whose first input comes as uint8 and is cast and normalised on the device."""
+    """Return a graph whose first input is uint8; the IPU casts and normalises it."""
     first, *others = graph.inputs
     image = replace(first, name="image", type="uint8")
     cast, centred = replace(first, name="cast:out"), replace(first, name="subtract:out")

@@ -1,8 +1,8 @@
 """Runs that only judge the device model: configurations of examples, and runs that cannot fit.
 
-The configurations are those of Graphcore's examples and of the Hugging Face library for IPUs, as
-they are recalled. Most runs that are too large need more memory than there is for their variables
-alone. No constant of the device model is fitted to a run of this module.
+The configurations are recalled from Graphcore's examples and the Hugging Face library for IPUs.
+Most runs that are too large need more memory for their variables alone than the IPUs have. No
+constant of the device model is fitted to a run of this module.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _LAYERS: Final = r"layers\.\d+\.norm"
 _SUMS: Final = r"layers\.\d+\.add"
 _BLOCKS: Final = r".*\.relu3"
 
-# The library stores both of Adam's moments in float32, unless a configuration says otherwise.
+# The Hugging Face library stores both of Adam's moments in float32 by default.
 _FLOAT_MOMENTS: Final = Optimizer(state=("float32", "float32"), accumulator="float16")
 _COMBINED: Final = replace(HALF_MOMENTUM, is_combined=True)
 _INFERENCE: Final = Settings(is_training=False, device_iterations=1000)
@@ -82,7 +82,7 @@ def _pipeline(replicas: int = 4, **changes: Any) -> Settings:
 
 
 def _cuts(counts: Sequence[int]) -> tuple[str, ...]:
-    """Return the layers that begin a stage, if each stage has the given number of layers."""
+    """Return the names of the layers that begin a stage, from the layers of each stage."""
     return tuple(f"layers.{sum(counts[:index])}" for index in range(1, len(counts)))
 
 
@@ -96,7 +96,7 @@ def _ran(
 def _encoder(
     name: str, source: str, sizes: Transformer, batch: int, counts: Sequence[int], **changes: Any
 ) -> Published:
-    """Return a fine-tuning of an encoder, with its head behind the last layer."""
+    """Return a fine-tuning run of an encoder, whose head follows the last layer."""
     graph = partial(bert_for_questions, sizes, batch)
     settings = _pipeline(**changes)
     return _ran(name, source, graph, cut=_cuts(counts), keeps=_LAYERS, settings=settings)
@@ -105,7 +105,7 @@ def _encoder(
 def _pretraining(
     name: str, sizes: Transformer, batch: int, counts: Sequence[int], **changes: Any
 ) -> Published:
-    """Return a pre-training of BERT, with words and heads on the first IPU."""
+    """Return a pre-training run of BERT, with the embedding and the heads on the first IPU."""
     return _ran(
         name,
         f"{_BERT} and {_LIBRARY}",
@@ -120,7 +120,7 @@ def _pretraining(
 def _generation(
     name: str, sizes: Transformer, batch: int, counts: Sequence[int], **changes: Any
 ) -> Published:
-    """Return a training of GPT-2, with words and head on the first IPU."""
+    """Return a training run of GPT-2, with the embedding and the head on the first IPU."""
     return _ran(
         name,
         _GPT2,
@@ -133,14 +133,14 @@ def _generation(
 
 
 def _asked(name: str, source: str, graph: Callable[[], Graph], *cut: str) -> Published:
-    """Return a run of inference that fitted."""
+    """Return an inference run that fitted."""
     return _ran(f"{name}, inference", source, graph, cut=cut, settings=_INFERENCE)
 
 
 def _residual(
     name: str, batch: int, recompute: Recompute, optimizer: Optimizer, keeps: str = ""
 ) -> Published:
-    """Return a training of ResNet-50 on one IPU."""
+    """Return a training run of ResNet-50 on one IPU."""
     return _ran(
         name,
         "Graphcore examples, vision/cnns (PyTorch)",
@@ -225,7 +225,7 @@ def _too_large(
 
 
 def _enlarged(run: Published, name: str, **changes: Any) -> Published:
-    """Return a run that does not fit, from a run that fitted and other fields or settings."""
+    """Return a run that does not fit: a run that fitted, with other fields or settings."""
     fields = {key: changes.pop(key) for key in ("graph", "cut", "ipus") if key in changes}
     return replace(
         run, name=name, source=_ARITHMETIC, certainty="inferred", ran=False,
@@ -241,7 +241,7 @@ _ON_CHIP: Final = {"optimizer_location": Settings().optimizer_location, "replica
 
 
 def _alone(optimizer: Optimizer, recompute: Recompute = "none") -> Settings:
-    """Return the settings of training on one IPU, with all variables on the chip."""
+    """Return settings for training on one IPU, with all variables on the chip."""
     return Settings(accumulation=16, optimizer=optimizer, recompute=recompute)
 
 

@@ -1,7 +1,7 @@
-"""Models of published runs on IPUs with their true sizes, as graphs of the device model.
+"""Models of published runs on IPUs in their true sizes, as graphs for the device model.
 
-Each has as many parameters as the model that it is named after; what their tests compare. Nothing
-here says how a model is cut or run.
+The tests compare the number of parameters of each graph with that of the published model. Nothing
+here divides a model into stages or runs it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from tools.device.ipu_graphs import Builder
 
 @dataclass(frozen=True, slots=True)
 class Transformer:
-    """Sizes of a transformer.
+    """The sizes of a transformer.
 
     Attributes:
-        layers: number of layers, ``layers.0`` and so on.
-        width: of a token.
-        length: tokens of a sample.
-        words: of its vocabulary.
-        predictions: masked tokens of a sample that the head of BERT looks at.
-        serial: parts into which the table of words is cut (``embedding_serialization_factor``).
-        dropout: whether there is one behind each product that has it in training.
+        layers: The number of layers, whose names are ``layers.0`` and so on.
+        width: The number of elements of a token's activation.
+        length: The number of tokens of a sample.
+        words: The number of words of the vocabulary.
+        predictions: The number of a sample's masked tokens, which the head of BERT predicts.
+        serial: The number of parts into which the embedding of words is divided
+            (``embedding_serialization_factor``).
+        dropout: Whether the model has dropouts.
         memory: The length of the encoder's result, which each layer of a decoder reads; 0 for
             models without an encoder.
     """
@@ -42,12 +43,12 @@ class Transformer:
 
     @property
     def heads(self) -> int:
-        """Heads of 64 columns."""
+        """The number of attention heads, each of 64 columns."""
         return self.width // 64
 
 
 def bert(sizes: Transformer, batch: int, type: Type = "float16") -> Graph:
-    """BERT with its pre-training heads; the decoder shares the table of words."""
+    """Return BERT with its pre-training heads; the decoder shares the embedding of words."""
     build = Builder(batch, type)
     width = sizes.width
     positions = build.input("positions", sizes.predictions, "int32")
@@ -74,7 +75,7 @@ def bert(sizes: Transformer, batch: int, type: Type = "float16") -> Graph:
 
 
 def bert_for_questions(sizes: Transformer, batch: int, type: Type = "float16") -> Graph:
-    """BERT with the head of SQuAD: where the answer begins and ends."""
+    """Return BERT with the head for SQuAD, which predicts where the answer begins and ends."""
     build = Builder(batch, type)
     labels = build.input("labels", 2, "int32")
     x, _ = _embedding(build, sizes, places=512, kinds=2)
@@ -86,7 +87,7 @@ def bert_for_questions(sizes: Transformer, batch: int, type: Type = "float16") -
 
 
 def gpt(sizes: Transformer, batch: int, type: Type = "float16") -> Graph:
-    """GPT-2; the head shares the table of words and looks at every token."""
+    """Return GPT-2, whose head shares the embedding of words and reads every token."""
     build = Builder(batch, type)
     labels = build.input("labels", sizes.length, "int32")
     x, tables = _embedding(build, sizes, places=1024, kinds=0)
@@ -99,7 +100,7 @@ def gpt(sizes: Transformer, batch: int, type: Type = "float16") -> Graph:
 
 
 def vit(layers: int, width: int, batch: int, type: Type = "float16", *, side: int = 224) -> Graph:
-    """A vision transformer with patches of 16 x 16, as torchvision's."""
+    """Return a vision transformer with patches of 16 x 16, like that of torchvision."""
     build = Builder(batch, type)
     images = build.input("images", 3 * side * side)
     labels = build.input("labels", 1, "int32")
@@ -123,7 +124,7 @@ def vit(layers: int, width: int, batch: int, type: Type = "float16", *, side: in
 def encoder_decoder(
     sizes: Transformer, target: int, batch: int, type: Type = "float16", *, hears: bool = False
 ) -> Graph:
-    """An encoder and a decoder with one table of words, which the head shares.
+    """Return an encoder and a decoder that share the embedding of words with the head.
 
     The layers of the encoder are ``layers.0`` and so on, and those of the decoder follow.
 
@@ -132,9 +133,9 @@ def encoder_decoder(
         target: The tokens of a sample that the decoder reads.
         batch: The samples of a micro-batch.
         type: The type of all activations and weights.
-        hears: Whether the encoder reads 80 frequencies at twice as many moments as it has tokens
-            (Whisper), and the table of words lies beside the decoder. Otherwise the encoder reads
-            words (T5, BART), and looks up the words of both first.
+        hears: Whether the encoder reads 80 frequencies at twice as many times as it has tokens
+            (Whisper). The embedding of words is then in the decoder. Otherwise the encoder reads
+            words (T5, BART), and the words of both are looked up first.
     """
     build = Builder(batch, type)
     labels = build.input("labels", target, "int32")
@@ -177,13 +178,13 @@ def _heard(build: Builder, sizes: Transformer) -> str:
 
 
 def _looked_up(build: Builder, tables: Sequence[str], sizes: Transformer) -> str:
-    """Look up the words that a decoder reads."""
+    """Add the look-up of the words that a decoder reads."""
     ids = build.input("target_ids", sizes.length, "int32")
     return build.add("target.words", "lookup", [ids], sizes.length * sizes.width, weights=tables)
 
 
 def _tables(build: Builder, sizes: Transformer) -> list[str]:
-    """Add the parts of the table of words."""
+    """Add the parts of the embedding of words."""
     rows = ceil(sizes.words / sizes.serial)
     parts = [min(rows, sizes.words - rows * index) for index in range(sizes.serial)]
     return [
@@ -195,7 +196,7 @@ def _tables(build: Builder, sizes: Transformer) -> list[str]:
 def _embedding(
     build: Builder, sizes: Transformer, *, places: int, kinds: int
 ) -> tuple[str, list[str]]:
-    """Return the sum of the embeddings and the names of the tables of words."""
+    """Return the sum of the embeddings, and the weight names of the embedding of words."""
     ids = build.input("ids", sizes.length, "int32")
     tables = _tables(build, sizes)
     size = sizes.length * sizes.width
@@ -219,7 +220,7 @@ def _decoder(
 
 
 def _dropout(build: Builder, name: str, x: str, sizes: Transformer) -> str:
-    """The backward makes the mask again from the seed, so that nothing is saved."""
+    """The backward pass computes the mask again from the seed, so no tensor is saved."""
     return build.add(name, "elementwise", [x], saved=[]) if sizes.dropout else x
 
 
@@ -232,7 +233,7 @@ def _layer(
     normalizes_first: bool,
     memory: str = "",
 ) -> str:
-    """Attention and two linear layers, norms behind them (BERT) or in front (GPT-2, ViT)."""
+    """Add attention and two linear layers, with norms after them (BERT) or before (GPT-2, ViT)."""
 
     def norm(part: str, x: str) -> str:
         return build.norm(f"{name}.{part}", x, sizes.width, has_statistics=False)
@@ -278,7 +279,7 @@ def _attention(build: Builder, name: str, x: str, sizes: Transformer, memory: st
     return _dropout(build, f"{name}.dropout", mixed, sizes)
 
 
-# Of EfficientNet-B0: expansion, channels, blocks, stride, kernel of each stage.
+# The expansion, channels, blocks, stride and kernel of each stage of EfficientNet-B0.
 _STAGES = (
     (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3),
     (6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3),
@@ -294,9 +295,10 @@ def efficientnet(
     group: int = 1,
     has_statistics: bool = True,
 ) -> Graph:
-    """EfficientNet of a width and depth, (1.0, 1.0) is B0; with ``group`` 16 Graphcore's G16.
+    """Return an EfficientNet scaled in width and depth, where (1.0, 1.0) gives B0.
 
-    G16 has groups of 16 channels in place of single ones, and an expansion of 4 in place of 6.
+    With ``group`` 16, it is Graphcore's G16, which has groups of 16 channels and an expansion of 4.
+    The original has groups of one channel and an expansion of 6.
     """
     width, depth = scale
     build = Builder(batch, type)
@@ -340,7 +342,7 @@ def efficientnet(
 
 
 def _rounded(channels: float) -> int:
-    """Return the multiple of 8 that EfficientNet takes: the nearest, never 10 % less."""
+    """Return the nearest multiple of 8, or the next one if the nearest is over 10 % less."""
     nearest = max(8, int(channels + 4) // 8 * 8)
     return nearest if nearest >= 0.9 * channels else nearest + 8
 
@@ -360,7 +362,7 @@ def _squeeze_excite(build: Builder, name: str, x: str, channels: tuple[int, int]
 
 
 def unet(side: int, batch: int, type: Type = "float16") -> Graph:
-    """U-Net as first published: convolutions without padding, 572 to 388 pixels, two classes."""
+    """Return U-Net as first published: without padding, from 572 to 388 pixels, two classes."""
     build = Builder(batch, type)
     x = build.input("images", side * side)
     into, skips = 1, []
@@ -400,7 +402,7 @@ def unet(side: int, batch: int, type: Type = "float16") -> Graph:
 
 
 def vgg_16(batch: int, type: Type = "float32") -> Graph:
-    """VGG-16 for 224 x 224."""
+    """Return VGG-16 for images of 224 x 224 pixels."""
     build = Builder(batch, type)
     x = build.input("images", 3 * 224 * 224)
     labels = build.input("labels", 1, "int32")

@@ -1,9 +1,9 @@
-"""Training and inference runs of which it is known whether they fitted into their IPUs.
+"""Training and inference runs that are known to have fitted, or not, into the memory of IPUs.
 
-Most come from the configurations of Graphcore's examples and of the Hugging Face library for IPUs,
-recalled rather than looked up; each says how sure it is. Only those that a document at hand states
-are evidence. The runs that calibrate bound constants of the device model; all others only judge it.
-The module ``ipu_judges`` has more runs that only judge. Nothing here computes memory.
+Most runs are recalled from the configurations of Graphcore's examples and of the Hugging Face
+library for IPUs. Each run says how certain it is. Only runs that a document states are evidence.
+The runs that calibrate bound constants of the device model; all others only judge it. The module
+``ipu_judges`` has more runs that only judge. Nothing here computes the memory of a run.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from tools.device.tutorial_models import data_loading_model, mnist_model
 Certainty: TypeAlias = Literal["published", "from memory", "inferred"]
 Role: TypeAlias = Literal["calibrates", "judges"]
 
-# Types of the CNN examples' 16.16.
+# The element types of ``--precision 16.16`` in Graphcore's CNN examples.
 HALF_MOMENTUM: Final = Optimizer(state=("float16",), accumulator="float16")
-# Mean squares in float32, as RMSprop there.
+# The CNN examples' RMSprop stores mean squares in float32.
 RMSPROP: Final = Optimizer(state=("float16", "float32"), accumulator="float16")
 AWAY: Final = Location(on_chip=False)
 SHARDED_AWAY: Final = Location(on_chip=False, is_sharded=True)
@@ -54,20 +54,20 @@ SHARDED_AWAY: Final = Location(on_chip=False, is_sharded=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A run, and whether it fitted.
+    """A run on IPUs, and whether it fitted into their memory.
 
     Attributes:
-        name: of model and sizes.
-        source: where it was published.
-        certainty: "published" where a document at hand says it, "from memory" where it is recalled,
-            "inferred" where others' remarks or arithmetic leave no other answer.
-        ran: whether it fitted.
-        graph: makes the graph.
-        cut: modules that begin a stage.
-        ipus: IPU of each stage; one after the other if empty.
-        keeps: pattern of the operations whose output is a checkpoint.
-        settings: of the run.
-        ipu: what it ran on.
+        name: The name of the run, with its model and sizes.
+        source: The document that describes the run.
+        certainty: "published" if a document states the run, "from memory" if it is recalled, and
+            "inferred" if it follows from remarks or arithmetic.
+        ran: Whether the run fitted on hardware.
+        graph: A function that returns the graph of the model.
+        cut: The modules that begin a stage.
+        ipus: The IPU of each stage. If ``ipus`` is empty, each stage has the next IPU.
+        keeps: A regular expression for the names of operations whose output is a checkpoint.
+        settings: The options of the run.
+        ipu: The type of IPU.
         role: "calibrates" if the run bounds a constant of the device model, which was chosen within
             the bounds. Otherwise the run only judges the model.
     """
@@ -86,16 +86,16 @@ class Published:
 
     @property
     def is_evidence(self) -> bool:
-        """Whether the device model may be judged by this run: not if it is recalled or inferred."""
+        """Whether a document states the run, so that it is not recalled or inferred."""
         return self.certainty == "published"
 
     def is_right(self, verdict: Verdict) -> bool:
-        """Whether a verdict agrees with the run; "close" to the limit contradicts neither."""
+        """Return whether a verdict agrees with the run; "close" agrees with every run."""
         return verdict != ("does not fit" if self.ran else "fits")
 
     @property
     def run(self) -> Run:
-        """What the model of the device is asked about."""
+        """The configuration of the run for the device model."""
         graph = self.graph()
         operations = tuple(
             replace(o, is_checkpoint=bool(re.fullmatch(self.keeps, o.name)))
@@ -147,7 +147,7 @@ CNNS: Final = (
         graph=_resnet_50(20),
         keeps=r".*\.relu3",
         settings=_ONE_IPU,
-        # No constant of code and gaps may be so large that this run does not fit.
+        # This run bounds the constants of code and gaps from above.
         role="calibrates",
     ),
     Published(
@@ -311,7 +311,7 @@ CNNS: Final = (
             graph=_ladder(type_),
             cut=("layer3.8",),
             settings=Settings(accumulation=3, optimizer=optimizer),
-            # The planner's factor for a product is fixed by the memory and cycles of both runs.
+            # The memory and cycles of both runs fix the planner's factor for a matrix product.
             role="calibrates",
         )
         for type_, optimizer in (("float32", ADAM), ("float16", HALF_ADAM))
@@ -365,7 +365,7 @@ _ADDS: Final = r"layers\.\d+\.add"
 
 
 def _starts(counts: Sequence[int], *, head: bool) -> tuple[str, ...]:
-    """Return the modules that begin a stage, with so many layers in each; the head is one more."""
+    """Return the modules that begin a stage, from each stage's layers; the head is the last."""
     starts = [sum(counts[:index]) for index in range(1, len(counts))]
     return (*(f"layers.{start}" for start in starts), *(["head"] if head else []))
 
@@ -378,7 +378,7 @@ def _pretraining(
     counts: Sequence[int],
     **changes: Any,
 ) -> Published:
-    """BERT whose words and heads are on the first IPU, as in the example for PyTorch."""
+    """Return a pre-training run of BERT, with the embedding and the heads on the first IPU."""
     settings = Settings(
         accumulation=512,
         replicas=4,
@@ -408,7 +408,7 @@ _LARGE_LAYERS: Final = (3, 7, 7, 7)
 def _answers(
     name: str, certainty: Certainty, sizes: Transformer, batch: int, *starts: int
 ) -> Published:
-    """Fine-tuning on SQuAD with the settings of Hugging Face's library for IPUs."""
+    """Return a fine-tuning run on SQuAD with the settings of Hugging Face's library for IPUs."""
     return Published(
         name=name,
         source="Hugging Face's library for IPUs",
@@ -615,7 +615,7 @@ BERTS: Final = (
 def _generation(
     name: str, certainty: Certainty, sizes: Transformer, counts: Sequence[int]
 ) -> Published:
-    """GPT-2 whose words and head are on the first IPU."""
+    """Return a training run of GPT-2, with the embedding and the head on the first IPU."""
     return Published(
         name=name,
         source=_GPT2,

@@ -1,8 +1,8 @@
-"""Published throughputs of systems of IPUs, and which of them fixed constants of the device model.
+"""Published throughputs of systems of IPUs, with their role: to fix a constant or only to judge.
 
 The rows that calibrate fixed constants of the model of time, together with the cycles of ResNet-101
 over two IPUs. All other rows only judge the model. Most micro-batches and splits are recalled.
-Nothing here computes times.
+Nothing here computes the time of a run.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Throughput:
         samples: The published number of samples per second.
         role: Whether a constant of the model is fitted to the row, or the row only judges it.
         samples_per_pack: The mean number of samples that a pack contains; 1 without packing.
-        device_iterations: The updates of one call of the model. Most sources do not give them. The
-            default is so large that the host's work for a call is left out.
+        device_iterations: The weight updates of one call of the model. Most sources do not give
+            this number. The default is so large that the host's work for a call is negligible.
         synthetic_data: Whether the data was made on the IPUs.
     """
 
@@ -65,7 +65,7 @@ class Throughput:
 
     @property
     def run(self) -> Run:
-        """The run to ask the device model about."""
+        """The configuration of the run for the device model."""
         run = self.published.run
         settings = replace(
             run.settings,
@@ -83,7 +83,7 @@ class Throughput:
 
     @property
     def estimate(self) -> float:
-        """The samples per second that the device model says."""
+        """The samples per second that the device model estimates."""
         run = self.run
         found = cycles(run.graph, run.placement, run.settings, run.ipu, run.model)
         return self.samples_per_pack * found.throughput
@@ -101,8 +101,9 @@ _LARGE: Final = "BERT-large, 128 tokens, batch 8"
 _LONG: Final = "BERT-large, 512 tokens, batch 2"
 _CONFORMER: Final = "Conformer, 1500 frames, batch 4, two IPUs"
 _LOADING: Final = "Classifier of 128 x 128 images, float, batch 16"
-# The sequences of Wikipedia in a pack. 56,064 packs of 128 tokens have as many sequences as the
-# global batch of 65,536 without packing. Packs of 512 tokens have 2.0, as recalled from the paper.
+# The mean number of Wikipedia's sequences in a pack. 56,064 packs of 128 tokens have as many
+# sequences as the global batch of 65,536 without packing. Packs of 512 tokens have 2.0, as recalled
+# from the paper.
 _SHORT_PACKS: Final = 65_536 / 56_064
 _LONG_PACKS: Final = 2.0
 

@@ -1,6 +1,6 @@
-"""The small models of Graphcore's tutorials that give measured times, as graphs.
+"""Graphs of the small models in those of Graphcore's tutorials that give measured times.
 
-The layers are those of the tutorials' texts. Nothing here says how a model is cut or run.
+The layers are those of the tutorials' texts. Nothing here divides a model into stages or runs it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def mnist_model(batch: int) -> Graph:
 def _convolution(
     build: Builder, name: str, x: str, channels: tuple[int, int], kernel: int, side: int
 ) -> str:
-    """Add a convolution and its bias, which the IPU adds in a program of its own."""
+    """Add a convolution and its bias; the IPU adds the bias in a separate program."""
     x = build.conv(name, x, channels, kernel, side)
     bias = build.weight(f"{name}.bias", channels[1])
     return build.add(f"{name}.add", "add", [x], weights=[bias], is_in_place=True)

@@ -27,8 +27,8 @@ _COURSE_WIDTH: Final = 60
 class Share:
     """A share of a whole, which is displayed as a percentage.
 
-    A share is stored as a number, and the number 1 stands for the whole (100 %). A share may be
-    larger than 1, for example if a model needs more memory than an IPU has.
+    The number 1 stands for the whole. A share is larger than 1 if, for example, a model needs more
+    memory than an IPU has.
     """
 
     value: float

@@ -1,9 +1,9 @@
 """The tile balance of an IPU: the mean work of its tiles, divided by the busiest tile's work.
 
 The inputs, weights and output of an operation are spread over the tiles in grains, which are small
-parts of equal size. The first grain (small part of a tensor) of every operation is on the same
-tile, as in the module ``memory``. The work of a tile is proportional to its number of grains. The
-module ``tile_balance`` does not compute the duration of a call.
+parts of equal size. The first grain of every operation is on the same tile, as in the module
+``memory``. The work of a tile is proportional to its number of grains. The module ``tile_balance``
+does not compute the duration of a call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def tile_balance(
     model: CycleModel,
     grain: int,
 ) -> tuple[float, ...]:
-    """Return the tile balance (mean work of tiles over the busiest tile's work) of each IPU.
+    """Return the tile balance of each IPU.
 
     A tile balance is a number between 0 and 1. The tile balance of an IPU without work is 1.
 

@@ -1,8 +1,8 @@
 """The intermediate representation between torch's operations and the graph for an IPU.
 
-A forward pass is represented as a list of steps. Each step is an operation that computes one new
-value (a tensor or a number) and does not change other values. The package ``poptorch.on_ipu`` makes
-the steps from torch's operations. The module ``graph_of_steps`` converts the steps to a graph.
+A forward pass is a list of steps. Each step is an operation that computes one new value (a tensor
+or a number) and does not change other values. The package ``poptorch.on_ipu`` makes the steps from
+torch's operations. The module ``graph_of_steps`` converts the steps to a graph.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The conversion of a forward pass's operations to the graph that IPU compilers would make.
 
-The conversion follows the rules of the compiler PopART. PopART removes operations whose results are
-not used. PopART adds a bias as a part of the matrix product. PopART merges a softmax with the loss,
-and computes the gradient of the loss from the inputs of the softmax. PopART lets an operation
-overwrite an input that no later operation needs.
+The conversion follows the rules of the compiler PopART. It removes operations whose results are not
+used, and adds a bias as a part of the matrix product. It merges a softmax with the loss, and
+computes the gradient of the loss from the inputs of the softmax. An operation may overwrite an
+input that no later operation needs.
 """
 
 from __future__ import annotations
@@ -259,9 +259,8 @@ def _is_needed(forward: Forward, step: Step, number: int, gradients: set[int]) -
     """
     inputs, weights = step.inputs, step.weights
     if step.kind == "product":
-        # A matrix product multiplies only its first two operands. Other operands of a matrix
-        # product, such as a bias, are added to the result, so no gradient depends on these
-        # operands.
+        # A matrix product multiplies only its first two operands. Other operands, such as a bias,
+        # are added to the result, so no gradient depends on them.
         inputs, weights = inputs[: 1 if weights else 2], weights[:1]
     if number not in inputs:
         return False

@@ -58,9 +58,8 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
     }
 )
 # For each phased execution strategy (which loads and runs parts of the model in turn), a function
-# that returns the number of a phase's IPU. In serial phased execution, all phases (parts of the
-# model) run on IPU 0. In parallel phased execution, the phases (parts of the model) alternate
-# between two IPUs.
+# that returns the number of a phase's IPU. In serial phased execution, all phases run on IPU 0. In
+# parallel phased execution, the phases alternate between two IPUs.
 _IPU_OF_PHASE: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
     {"serial-phased": lambda _: 0, "parallel-phased": lambda phase: phase % 2}
 )

@@ -17,9 +17,9 @@ from popdist_py.ipu.accumulation_window import Piece, Window
 
 __all__ = ["MOST_PIECES", "ShownPiece", "call_pieces"]
 
-# The largest number of spans of one call in the timeline. If the IPUs have more activities than
-# ``MOST_PIECES``, one span shows all micro-batches of an IPU between two weight updates. If these
-# spans are still more than ``MOST_PIECES``, the timeline shows only one span for each IPU.
+# The largest number of spans of one call in the timeline. If the IPUs have more activities, one
+# span shows all micro-batches of an IPU between two weight updates. If these spans are still too
+# many, the timeline shows one span for each IPU.
 MOST_PIECES: Final = 200
 # The names of an IPU's activities (such as "reduce") that belong to a weight update.
 _OF_UPDATE: Final = ("reduce", "update")

@@ -13,7 +13,7 @@ __all__ = ["largest_batch"]
 
 
 def largest_batch(run: Run, limit: int = 2**16) -> int:
-    """Return the largest micro-batch (number of samples) that fits into memory, up to ``limit``.
+    """Return the number of samples of the largest micro-batch that fits, up to ``limit``.
 
     If no micro-batch has the verdict "fits", the function returns the largest one with the verdict
     "close". The function returns 0 if a micro-batch of one sample needs too much memory.

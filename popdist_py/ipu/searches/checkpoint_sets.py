@@ -26,7 +26,7 @@ __all__ = ["RecomputationPoint", "recomputation_curve"]
 
 # If at most this number of operations could be checkpoints, all sets of them are compared.
 _FEW_OPERATIONS: Final = 8
-# The largest number of sets that are compared for each beginning.
+# The largest number of sets that are compared for each set of checkpoints to begin with.
 _SETS: Final = 16
 # For each kind of recomputation without additional checkpoints, the tensors that a run keeps.
 _KEPT: Final[Mapping[str, str]] = MappingProxyType(
@@ -168,8 +168,8 @@ def _regular(graph: Graph) -> Iterator[frozenset[str]]:
 def _worth_keeping(run: Run) -> list[frozenset[str]]:
     """Return groups of operations whose outputs may be kept, with the most useful group first.
 
-    A group consists of the operations of all layers whose names are equal except for numbers. A
-    group is the more useful, the longer its operations take for each byte of their outputs.
+    A group consists of the operations of all layers whose names are equal except for numbers. The
+    most useful group has the operations that take the longest for each byte of their outputs.
     """
     graph = run.graph
     forward, _ = operation_cycles(graph, run.placement, run.settings, run.ipu, run.model)

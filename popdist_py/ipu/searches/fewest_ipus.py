@@ -87,7 +87,7 @@ def _combinations(run: Run, count: int) -> Iterator[Combination]:
     """
     options = sorted(_options(run, count), key=lambda option: len(option[0]))
     if not options or divided(options[-1][1], count) is None:
-        # The last of the options needs the least memory.
+        # The last combination has all options that save memory, so it needs the least.
         return
     enough: list[frozenset[str]] = []
     for changes, changed in options:

@@ -78,9 +78,9 @@ def cheap_places(graph: Graph) -> tuple[int, ...]:
 def lives(graph: Graph) -> dict[str, tuple[int, int]]:
     """Return, for each tensor that a later operation reads, its first writer and last reader.
 
-    The function returns the tensors as the names of their roots (the tensors that own the memory),
-    and operations as their numbers. Input tensors are left out, because every stage may receive
-    inputs from the host.
+    Tensors are given by the names of their roots (the tensors that own the memory), and operations
+    by their numbers. Input tensors are left out, because every stage may receive inputs from the
+    host.
     """
     last = {graph.root_of[n]: i for i, o in enumerate(graph.operations) for n in o.inputs}
     found: dict[str, tuple[int, int]] = {}
@@ -96,13 +96,12 @@ def _crossings(graph: Graph) -> Iterator[tuple[int, Set[str]]]:
     """Yield each place between two operations, with the earlier tensors that are read after it.
 
     A tensor crosses a place if an operation before the place computes it and a later operation
-    reads it. The function gives the crossing tensors as the names of their roots (the tensors that
-    own the memory).
+    reads it. Crossing tensors are given by the names of their roots (the tensors that own the
+    memory).
 
-    The number of a place (a possible beginning of a stage between two operations) is the number of
-    the operation after the place. The crossing tensors do not include input tensors from the host,
-    because every stage may receive inputs from the host. The function yields the same set for all
-    places, which changes when the caller requests the next place.
+    The crossing tensors do not include input tensors from the host, because every stage may receive
+    inputs from the host. The function yields the same set for all places, which changes when the
+    caller requests the next place.
     """
     beginning: dict[int, list[str]] = {}
     ending: dict[int, list[str]] = {}

@@ -1,6 +1,6 @@
 """The class ``Run``: all values that determine the memory and the clock cycles of a run.
 
-The module ``run`` does not search.
+The searches for a suitable configuration are in the other modules of the package ``searches``.
 """
 
 from __future__ import annotations

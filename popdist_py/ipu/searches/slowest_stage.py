@@ -21,9 +21,8 @@ def least_slowest(
 ) -> tuple[int, ...] | None:
     """Return the ends of stages that fit into memory and make the slowest stage fastest.
 
-    The returned ends of stages are a selection from ``ends``. The function returns None instead of
-    the ends of stages if the stages cannot fit into memory. The function first computes the best
-    division of the model for unlimited memory. The best division of the model for unlimited memory
+    The returned ends of stages are a selection from ``ends``. The function returns None if the
+    stages cannot fit into memory. It first computes the best division for unlimited memory, which
     decides which places the search tries first, and when the search ends.
 
     Args:

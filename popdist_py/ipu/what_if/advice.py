@@ -21,11 +21,11 @@ from popdist_py.ipu.what_if.changes import Kind, changes
 
 __all__ = ["Advice", "Kind", "OutOfMemory", "explain"]
 
-# Changes that make another model, so that they are not combined with other changes.
+# Changes that make another model. They are not combined with other changes.
 _OTHER_MODELS: Final = ("identical parts", "no state", "splits")
-# The smallest share of the samples per second that is told as a difference.
+# A smaller relative difference in samples per second is called "equally fast".
 _SAME_SPEED: Final = 0.0005
-# The number of larger numbers of IPUs that are tried.
+# The advice tries this many larger numbers of IPUs.
 _MORE_COUNTS: Final = 3
 
 

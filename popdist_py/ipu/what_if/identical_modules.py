@@ -1,8 +1,8 @@
 """Search for identical submodules of a model, which could share their weights.
 
-A program can call one of several identical submodules several times, and leave out the other
-identical submodules. If identical submodules share their weights, the IPU stores the weights only
-once. The Python module ``identical_modules`` does not compute the memory that sharing saves.
+A program can call one of several identical submodules several times, and leave out the others. The
+IPU then stores their weights only once. The Python module ``identical_modules`` does not compute
+the memory that sharing saves.
 """
 
 from __future__ import annotations

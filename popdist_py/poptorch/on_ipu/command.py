@@ -1,8 +1,8 @@
 """The command ``python -m popdist_py.ipu``, which predicts the memory and time of a model.
 
-The command ``python -m popdist_py.ipu`` does not train the model. The module ``command`` defines
-the options and exit codes of ``python -m popdist_py.ipu``. The module ``model_factories`` makes the
-user's model, and the package ``popdist_py.ipu`` estimates memory and time.
+The command does not train the model. The module ``command`` defines its options and exit codes. The
+module ``model_factories`` makes the user's model, and the package ``popdist_py.ipu`` estimates
+memory and time.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ def check_memory(run: Run | None, options: Options, state: DeviceState, num_ipus
 
     A model that is close to the limit gets only a warning, because the estimate is not exact enough
     to refuse it. The option ``Emulator.memory`` selects an error, a warning or no check. In a
-    distributed job, all instances check the same model and get the same result. Only instance 0 of
-    a distributed job logs the warning that a model does not fit into memory. If the needed memory
-    cannot be estimated from the model's graph, only the weights and buffers are counted.
+    distributed job, all instances check the same model and get the same result, but only instance 0
+    logs the warning. If the needed memory cannot be estimated from the model's graph, only the
+    weights and buffers are counted.
 
     Args:
         run: The model's graph with the options of the run, or None if the graph is not known.

@@ -230,8 +230,7 @@ def attention_products(query: Seen, value: Seen, batch: int) -> tuple[Product, P
     Args:
         query: The tensor Q of the attention (queries Q, keys K, values V), with the shape [...,
             length, depth]. The first dimensions of the queries include the attention heads.
-        value: The tensor V of the attention (queries Q, keys K, values V), with the shape [...,
-            other length, value depth].
+        value: The tensor V of the attention, with the shape [..., other length, value depth].
         batch: The number of samples of the micro-batch.
     """
     length, depth = query.shape[-2:]

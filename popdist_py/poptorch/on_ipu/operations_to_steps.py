@@ -1,9 +1,8 @@
 """The conversion of observed torch operations to ``Step`` objects, which compute one value.
 
-An in-place operation of torch becomes a step (an operation for the IPU) that computes a new value.
-Copies, constants and views of whole tensors do not become steps (operations for the IPU). Later,
-the module ``graph_of_steps`` removes unused steps, names the steps, and decides which values share
-memory.
+A step is an operation for the IPU. An in-place operation of torch becomes a step that computes a
+new value. Copies, constants and views of whole tensors do not become steps. Later, the module
+``graph_of_steps`` removes unused steps, names the steps, and decides which values share memory.
 """
 
 from __future__ import annotations
@@ -170,9 +169,8 @@ class _Reading:
     def _part(self, seen: Seen, of: _Source, by: Observation | None) -> _Source:
         """Record that a tensor is a view of the value or weight ``of``, and return its source.
 
-        A view of only a part of a tensor becomes a separate step (an operation for the IPU). A view
-        of a whole tensor has the same source (number of a value, or name of a weight) as the
-        tensor.
+        A view of only a part of a tensor becomes a separate step. A view of a whole tensor has the
+        same source (number of a value, or name of a weight) as the tensor.
         """
         result = of
         if isinstance(of, int) and seen.elements < self._values[of].elements:
@@ -356,8 +354,7 @@ class _Reading:
         target = seen.written[0]
         if rule_of(seen.operator).kind == "norm":
             # A batch norm changes its running statistics in place and returns a new tensor. Only
-            # the computation of the batch norm's returned tensor becomes a step (an operation for
-            # the IPU).
+            # the computation of the batch norm's returned tensor becomes a step.
             self._computed(replace(seen, written=()))
             return
         before = self._read(target, seen)
