@@ -27,9 +27,10 @@ class IPU:
         threads: The number of worker threads per tile.
         half_flops: The floating-point operations per tile and clock cycle in a matrix product whose
             operands and partial sums are float16.
+        mixed_flops: The floating-point operations per tile and clock cycle in a matrix product
+            whose operands are float16 and whose partial sums are float32.
         float_flops: The floating-point operations per tile and clock cycle in a matrix product
-            whose operands and partial sums are float32. A matrix product with float16 operands and
-            float32 partial sums has half the rate of ``half_flops``.
+            whose operands and partial sums are float32.
         memory_rate: The bytes per clock cycle that a tile moves between its memory and its
             registers.
         exchange_rate: The bytes per clock cycle that a tile receives from other tiles.
@@ -52,6 +53,7 @@ class IPU:
     clock: float
     threads: int
     half_flops: int
+    mixed_flops: int = 64
     float_flops: int
     memory_rate: int
     exchange_rate: int
@@ -76,7 +78,7 @@ class IPU:
         """
         if operands != "float16":
             return float(self.tiles * self.float_flops)
-        return self.tiles * self.half_flops / (1 if partials == "float16" else 2)
+        return float(self.tiles * (self.half_flops if partials == "float16" else self.mixed_flops))
 
     def peak(self, operands: str, partials: str | None = None) -> float:
         """Return the peak rate of matrix products on all tiles, in operations per second.
@@ -94,6 +96,7 @@ MK1: Final = IPU(
     clock=1.6e9,
     threads=6,
     half_flops=64,
+    mixed_flops=64,
     float_flops=16,
     memory_rate=16,
     exchange_rate=4,
@@ -112,6 +115,7 @@ MK2: Final = IPU(
     clock=1.33e9,
     threads=6,
     half_flops=128,
+    mixed_flops=64,
     float_flops=32,
     memory_rate=24,
     exchange_rate=4,
@@ -130,6 +134,7 @@ BOW: Final = IPU(
     clock=1.85e9,
     threads=6,
     half_flops=128,
+    mixed_flops=64,
     float_flops=32,
     memory_rate=24,
     exchange_rate=4,
@@ -162,6 +167,7 @@ _OF: Final = {
         "tile_bytes": "Jia et al., Dissecting the Graphcore IPU (arXiv 1912.03413): 256 KiB",
         "clock": "the same: six cycles are 3.75 ns",
         "half_flops": "inferred: 124.5 Tflop/s (the same) / tiles / clock",
+        "mixed_flops": "the same: 64 operations a cycle in mixed precision",
         "float_flops": "inferred: 31.1 Tflop/s (the same) / tiles / clock",
         "memory_rate": "inferred: two reads of 8 bytes; 31.1 TB/s (the same)",
         "link_bandwidth": "uncertain: that of Mk2",
@@ -176,6 +182,7 @@ _OF: Final = {
         "tile_bytes": "Memory and performance guide, text of the error: 638,976 bytes",
         "clock": "inferred: 250 Tflop/s / tiles / 128; 1.35 GHz in the press",
         "half_flops": "inferred: 250 Tflop/s (GC200) / tiles / clock",
+        "mixed_flops": "half-precision tutorial: half the rate of float16",
         "float_flops": "half-precision tutorial: a quarter of the rate of float16",
         "memory_rate": "inferred: two reads and one write of 8 bytes; 47.5 TB/s (GC200)",
     },
@@ -184,6 +191,7 @@ _OF: Final = {
         "tile_bytes": "inferred: as Mk2; 3.6 GB in four IPUs (Bow-2000 datasheet)",
         "clock": "press: 1.85 GHz",
         "half_flops": "inferred: 350 Tflop/s (Bow-2000 datasheet) / tiles / clock",
+        "mixed_flops": "inferred: half the rate of float16",
         "float_flops": "inferred: a quarter of the rate of float16",
         "memory_rate": "inferred: as Mk2; 65 TB/s",
         "link_bandwidth": "inferred: that of Mk2",
