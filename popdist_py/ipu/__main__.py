@@ -1,9 +1,9 @@
 """The command ``python -m popdist_py.ipu``, which tells whether a model fits into IPUs' memory.
 
-``--help`` prints an explanation of the options. The command does not train the model. Its code is
-in ``popdist_py.poptorch.on_ipu.command``, because building the user's model needs torch. ``runpy``
-runs this module by its name, so that the package ``popdist_py.ipu`` does not import
-``popdist_py.poptorch``.
+``--help`` prints an explanation of the options. The command does not train the model. The code of
+the command is in ``popdist_py.poptorch.on_ipu.command``, because building the user's model needs
+torch. ``runpy`` runs this module by its name, so that the package ``popdist_py.ipu`` does not
+import ``popdist_py.poptorch``.
 """
 
 import runpy

@@ -139,9 +139,9 @@ class Window:
     def outermost_pieces(self) -> tuple[Piece, ...]:
         """Return the activities in the first and the last time of each repetition of cycles.
 
-        The returned activities have the order of ``pieces``. They contain the first and the last
-        activity of each IPU and each stage, and their number does not depend on the number of
-        micro-batches.
+        The returned activities have the order of ``pieces``. Among the returned activities are the
+        first and the last activity of each IPU and each stage. The number of returned activities
+        does not depend on the number of micro-batches.
         """
         return tuple(self._pieces(lambda times: sorted({0, times - 1})))
 

@@ -268,10 +268,10 @@ class Graph:
 
     @cached_property
     def weights_by_reader(self) -> tuple[tuple[int, int], ...]:
-        """The positions of the weights that an operation reads, in the order of the operations.
+        """The weights that operations read, sorted by the first operation that reads each of them.
 
-        Each position in ``weights`` stands behind the number of the first operation that reads the
-        weight.
+        Each pair contains the number of the first operation that reads a weight, and the index of
+        this weight in ``weights``.
         """
         first = self.first_reader
         numbered = enumerate(self.weights)

@@ -80,7 +80,7 @@ ESTIMATES: Final = Estimates()
 _CODE: Final[tuple[Category, ...]] = ("code", "profiling")
 # In phased execution, the forward pass of a phase (a part of the model) fetches weights from
 # Streaming Memory. The backward pass also fetches gradient accumulators, and the weight update
-# needs both.
+# needs the weights and the accumulators.
 _FETCHED: Final[tuple[Category, ...]] = ("weights", "accumulators")
 # The names of the blocks of memory for gradients of activations begin with this text.
 _GRADIENT: Final = "gradient of "
@@ -179,7 +179,7 @@ def stash_depth(stage: int, stages: int, settings: Settings) -> int:
     """Return the number of micro-batches whose activations a pipeline stage keeps in its stash.
 
     The stash of a pipeline stage contains the activations of earlier micro-batches whose backward
-    pass is still to come. It does not contain the activations of the current micro-batch. In
+    pass is still to come. The activations of the current micro-batch are not part of the stash. In
     PopART's pipeline of N stages, stage s keeps the activations of ``2 (N - 1 - s) + 1``
     micro-batches. In an interleaved pipeline, stage s keeps those of ``N - s`` micro-batches. The
     last stage of a pipeline does not need a stash.

@@ -34,11 +34,11 @@ Strategy: TypeAlias = Literal[
     "parallel phased",
 ]
 # The kinds of recomputation, which decide which activations an IPU keeps for the backward pass.
-# With "none", an IPU keeps every tensor that the backward pass reads. With "stage", it keeps only
-# the inputs of a pipeline stage and the tensors marked as checkpoints. With "standard", it also
-# keeps the tensors that PopART chooses as checkpoints. With "norm", it recomputes normalisations
-# and the element-wise operations that follow them. The kind "default" means "stage" in pipelines
-# over more than one IPU, and "none" in all other runs.
+# With "none", an IPU keeps every tensor that the backward pass reads. With "stage", an IPU keeps
+# only the inputs of a pipeline stage and the tensors marked as checkpoints. With "standard", an IPU
+# also keeps the tensors that PopART chooses as checkpoints. With "norm", an IPU recomputes
+# normalisations and the element-wise operations that follow them. The kind "default" means "stage"
+# in pipelines over more than one IPU, and "none" in all other runs.
 Recompute: TypeAlias = Literal["default", "none", "norm", "standard", "stage"]
 OutputMode: TypeAlias = Literal["final", "all", "sum", "every n"]
 

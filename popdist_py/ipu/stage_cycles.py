@@ -37,8 +37,9 @@ __all__ = ["CYCLE_MODEL", "CycleModel", "StageCycles", "operation_cycles", "stag
 class CycleModel:
     """The constants of the model of time, which no document of Graphcore gives.
 
-    Some constants are assumed. The others are fitted to published measurements of ResNet-101 and of
-    Graphcore's text on data loading. The same constants apply to all types of IPU and to all runs.
+    Some constants are assumed. All other constants are fitted to published measurements of
+    ResNet-101 and of Graphcore's text on data loading. The same constants apply to all types of IPU
+    and to all runs.
 
     Attributes:
         product_share: The share of the peak rate that matrix products reach. The number

@@ -1,8 +1,8 @@
 """The bytes that an IPU exchanges with the host, other IPUs and off-chip Streaming Memory.
 
-The numbers of bytes are computed from the shapes of tensors. They are exact, except for the
-requests that tiles send to the host. The size of a request is inferred from one published profile.
-Bytes that IPUs exchange for other purposes, such as profiling, are not counted. The module
+The numbers of bytes are computed from the shapes of tensors. The numbers of bytes are exact, except
+for the requests that tiles send to the host. The size of a request is inferred from one published
+profile. Bytes that IPUs exchange for other purposes, such as profiling, are not counted. The module
 ``transfers`` does not compute the duration of transfers.
 """
 
@@ -32,7 +32,7 @@ __all__ = [
 # for each tensor of a micro-batch that the tile reads from the host or sends to the host.
 # ``_REQUEST`` is inferred from a published profile of ResNet-101 on two Mk2 IPUs. The first IPU
 # reads images and does not send outputs, but it sends 51.8, 138 and 552 kB (of 1,024 bytes) in 3, 8
-# and 32 micro-batches. This is equal to 12 bytes for each of the IPU's 1,472 tiles and each
+# and 32 micro-batches. These bytes are equal to 12 bytes for each of the IPU's 1,472 tiles and each
 # micro-batch.
 _REQUEST: Final = 12
 # The bytes of the smallest part of a tensor that a tile exchanges with the host. ``_LEAST_BYTES``

@@ -88,7 +88,10 @@ def _attention(
     encoded: str | None = None,
     is_relative: bool = False,
 ) -> str:
-    """Add attention of ``lengths[0]`` queries to ``lengths[1]`` keys, of ``encoded`` if given."""
+    """Add attention with ``lengths[0]`` queries of ``x``, and ``lengths[1]`` keys.
+
+    Keys and values come from ``encoded`` if it is given, and otherwise from ``x``.
+    """
     length, others = lengths
     y = _norm(build, f"{name}.norm", x)
     read, depth, sizes = encoded or y, _WIDTH // _HEADS, (_WIDTH, _WIDTH)

@@ -129,13 +129,15 @@ def encoder_decoder(
     The layers of the encoder are ``layers.0`` and so on, and those of the decoder follow.
 
     Args:
-        sizes: The sizes of the encoder, and the number of layers of both together.
+        sizes: The sizes of the encoder. ``sizes.layers`` counts the layers of encoder and decoder
+            together.
         target: The tokens of a sample that the decoder reads.
         batch: The samples of a micro-batch.
         type: The type of all activations and weights.
         hears: Whether the encoder reads 80 frequencies at twice as many times as it has tokens
-            (Whisper). The embedding of words is then in the decoder. Otherwise the encoder reads
-            words (T5, BART), and the words of both are looked up first.
+            (Whisper). The embedding of words is then in the decoder. If ``hears`` is False, the
+            encoder reads words (T5, BART), and the graph begins with the look-ups of the encoder's
+            and the decoder's words.
     """
     build = Builder(batch, type)
     labels = build.input("labels", target, "int32")

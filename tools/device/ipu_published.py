@@ -69,7 +69,7 @@ class Published:
         settings: The options of the run.
         ipu: The type of IPU.
         role: "calibrates" if the run bounds a constant of the device model, which was chosen within
-            the bounds. Otherwise the run only judges the model.
+            the bounds. "judges" if the run only judges the model.
     """
 
     name: str
@@ -311,7 +311,7 @@ CNNS: Final = (
             graph=_ladder(type_),
             cut=("layer3.8",),
             settings=Settings(accumulation=3, optimizer=optimizer),
-            # The memory and cycles of both runs fix the planner's factor for a matrix product.
+            # The memory and cycles of ResNet-101 fix the planner's factor for a matrix product.
             role="calibrates",
         )
         for type_, optimizer in (("float32", ADAM), ("float16", HALF_ADAM))

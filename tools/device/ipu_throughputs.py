@@ -102,8 +102,8 @@ _LONG: Final = "BERT-large, 512 tokens, batch 2"
 _CONFORMER: Final = "Conformer, 1500 frames, batch 4, two IPUs"
 _LOADING: Final = "Classifier of 128 x 128 images, float, batch 16"
 # The mean number of Wikipedia's sequences in a pack. 56,064 packs of 128 tokens have as many
-# sequences as the global batch of 65,536 without packing. Packs of 512 tokens have 2.0, as recalled
-# from the paper.
+# sequences as the global batch of 65,536 without packing. A pack of 512 tokens contains 2.0
+# sequences on average, as recalled from the paper.
 _SHORT_PACKS: Final = 65_536 / 56_064
 _LONG_PACKS: Final = 2.0
 

@@ -81,7 +81,7 @@ def _words(name: str, this: str, other: str) -> _Row:
 def _row(
     name: str, this: float, other: float, form: str, *, is_more_better: bool | None = None
 ) -> _Row:
-    """Return a row with numbers; ``is_more_better`` is None if no number is better."""
+    """Return a row with two numbers, where ``is_more_better`` says which one is better, if any."""
     change = this - other
     if this == other:
         difference = ""

@@ -12,7 +12,8 @@ __all__ = ["SavedIpu", "SavedReports", "read_saved_reports", "saved_reports"]
 
 _MOST_BYTES: Final = 64 << 20
 _PART_BYTES: Final = 1 << 20
-# Larger numbers are not figures of a model, and their quotients might not be finite.
+# A number above this limit is not a model's figure, and quotients of such numbers might be
+# infinite.
 _MOST: Final = 1e18
 _NOT_A_REPORT: Final = "it is not a report that --json has written"
 

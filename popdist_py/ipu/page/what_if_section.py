@@ -26,7 +26,7 @@ __all__ = ["Alternative", "alternatives", "what_if_section"]
 _MOST_OPERATIONS: Final = 40_000
 _LEAST_ALTERNATIVES: Final = 16
 _MOST_ALTERNATIVES: Final = 120
-# A search for stages on more IPUs, of which none fits, takes seconds.
+# With more IPUs, a search takes seconds if no division into stages fits.
 _MOST_IPUS: Final = 32
 _MANY_IPUS: Final = 16
 _HALF: Final = "16.16"
@@ -112,8 +112,8 @@ def _changed(run: Run) -> Iterator[tuple[int, str, Run]]:
     )
     for (p, placement), (g, (precision, graph)), (k, kind), (b, batch) in choices:
         changes = sum(map(bool, (p, g, k, b)))
-        # The first alternative is the run itself. Its kind of recomputation may be "default", which
-        # gives other settings than the kind's own name for another number of IPUs.
+        # The first alternative is the run itself, whose kind of recomputation may be "default". For
+        # another number of IPUs, "default" may stand for another kind.
         settings = run.settings if not k and not p else replace(run.settings, recompute=kind)
         other = Run(graph.with_batch(batch), placement, settings, run.ipu, run.estimates, run.model)
         yield changes, precision, _filled(other)
@@ -144,7 +144,7 @@ def _graphs(graph: Graph) -> list[tuple[str, Graph]]:
 
 
 def _other_counts(run: Run) -> list[int]:
-    """Return the numbers of IPUs to try for a pipeline, nearest first."""
+    """Return the other numbers of IPUs to estimate, with the number nearest to the run's first."""
     if not run.settings.is_pipelined:
         return []
     own = run.placement.num_ipus
@@ -154,7 +154,7 @@ def _other_counts(run: Run) -> list[int]:
 
 
 def _placements(run: Run) -> list[Placement]:
-    """Return the placement of a run, and good ones for other numbers of IPUs, nearest first.
+    """Return the placement of a run, and good placements for other numbers of IPUs.
 
     A search for the best placements would take longer than the rest of the page. If no division
     into stages fits with the types of the run, one for half precision is returned.

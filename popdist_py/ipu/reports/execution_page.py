@@ -22,8 +22,8 @@ from popdist_py.ipu.transfers import copied_bytes, host_traffic, request_bytes
 
 __all__ = ["ExecutionPage", "IpuExecution", "OperationCycles", "execution_page"]
 
-# The version of the report's JSON format. It is increased when a key is removed or gets another
-# meaning.
+# The version of the report's JSON format. The version is increased when a key is removed or gets
+# another meaning.
 _VERSION: Final = 1
 _SLOWEST: Final = 8
 _STEPS: Final = 24

@@ -36,8 +36,8 @@ def curve(run: Run, own: IpuMemory) -> tuple[LiveBytes, ...]:
 
     If the IPU runs several stages of the model, the moments of an earlier stage come before those
     of a later stage. The largest returned number of used bytes is the memory that the IPU needs.
-    Each number includes the same bytes for gaps between variables, which are computed from the
-    moment that needs the most memory.
+    Each number of used bytes includes the same bytes for gaps between variables, which are computed
+    from the moment that needs the most memory.
 
     Args:
         run: The configuration of the run.

@@ -28,8 +28,8 @@ from popdist_py.ipu.what_if import OutOfMemory, explain
 
 __all__ = ["MemoryPage", "memory_page"]
 
-# The version of the report's JSON format. It is increased when a key is removed or gets another
-# meaning. In version 2, ``fits`` is False for a model that is close to the limit.
+# The version of the report's JSON format. The version is increased when a key is removed or gets
+# another meaning. In version 2, ``fits`` is False for a model that is close to the limit.
 _VERSION: Final = 2
 _LARGEST: Final = 5
 _IPUS_IN_A_ROW: Final = 8

@@ -1,8 +1,8 @@
 """The conversion of a forward pass's operations to the graph that IPU compilers would make.
 
-The conversion follows the rules of the compiler PopART. It removes operations whose results are not
-used, and adds a bias as a part of the matrix product. It merges a softmax with the loss, and
-computes the gradient of the loss from the inputs of the softmax. An operation may overwrite an
+The conversion follows the rules of the compiler PopART. PopART removes operations whose results are
+not used, and adds a bias as a part of the matrix product. PopART merges a softmax with the loss,
+and computes the gradient of the loss from the inputs of the softmax. An operation may overwrite an
 input that no later operation needs.
 """
 

@@ -98,8 +98,9 @@ class DivisionCosts:
     def estimated_work(self, begin: int, end: int, stage: int) -> float:
         """Return an estimate of the clock cycles that a micro-batch takes in a stage.
 
-        The estimate assumes that a stage that recomputes repeats its whole forward pass. It
-        contains the transfers from the host and the copies of the tensors that leave the stage.
+        The estimate assumes that a stage that recomputes repeats its whole forward pass. The
+        returned clock cycles include the transfers from the host and the copies of the tensors that
+        leave the stage.
         """
         forward, backward, receive = (sums[end] - sums[begin] for sums in self._work)
         first = bisect_left(self._receivers, begin)
@@ -166,7 +167,7 @@ class DivisionCosts:
     def separates(self, cuts: Cuts, stage: int) -> bool:
         """Return whether another IPU would also read a weight that ``stage`` reads.
 
-        PopART refuses such a program.
+        PopART rejects a program in which two IPUs read the same weight.
         """
         others = [s for s, ipu in enumerate(self.ipus) if ipu != self.ipus[stage]]
         return any(
@@ -247,8 +248,9 @@ def _first_readers(graph: Graph) -> dict[str, int]:
 def _sync_cycles(run: Run, stages: int) -> float:
     """Return an estimate of the cycles that a receiving stage synchronises with the host.
 
-    Each stage that receives inputs waits for the synchronisations of all of them. Their number is
-    that of a division into stages with equally many operations.
+    Each stage that receives inputs waits for the synchronisations of all receiving stages. The
+    number of receiving stages is estimated from a division into stages with equally many
+    operations.
     """
     if run.settings.synthetic_data or run.settings.overlaps_io:
         return 0.0

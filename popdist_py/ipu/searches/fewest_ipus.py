@@ -1,7 +1,7 @@
 """The search for the fewest IPUs on which a model fits, with a suitable division and options.
 
-For each number of IPUs, the search combines recomputation, off-chip memory and sharding. It keeps
-the precision and the optimiser of the run, because they change what the model computes.
+For each number of IPUs, the search combines recomputation, off-chip memory and sharding. The search
+keeps the precision and the optimiser of the run, because they change what the model computes.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def fewest_ipus(run: Run, most: int = MOST_IPUS) -> tuple[Combination, ...]:
 def _combinations(run: Run, count: int) -> Iterator[Combination]:
     """Yield the combinations of options with which a model fits on ``count`` IPUs.
 
-    A combination is left out if fewer changes are enough: each change costs time.
+    A combination is left out if fewer changes are enough, because each change costs time.
     """
     options = sorted(_options(run, count), key=lambda option: len(option[0]))
     if not options or divided(options[-1][1], count) is None:

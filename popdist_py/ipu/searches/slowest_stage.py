@@ -1,7 +1,7 @@
 """The division of a model into stages whose slowest stage is as fast as possible.
 
-The module ``slowest_stage`` only compares the times that its caller gives. It does not estimate the
-time or the memory of a stage.
+The module ``slowest_stage`` only compares the times that its caller gives. The time and the memory
+of a stage are not estimated here.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def least_slowest(
     """Return the ends of stages that fit into memory and make the slowest stage fastest.
 
     The returned ends of stages are a selection from ``ends``. The function returns None if the
-    stages cannot fit into memory. It first computes the best division for unlimited memory, which
-    decides which places the search tries first, and when the search ends.
+    stages cannot fit into memory. The function first computes the best division for unlimited
+    memory, which decides which places the search tries first, and when the search ends.
 
     Args:
         ends: The numbers of the operations before which a stage may begin or end.

@@ -77,8 +77,8 @@ def best_splits(
         tries_all: Whether to try all places where a stage may begin, if a search with only some of
             the places does not find a division that fits into memory. The search with all places
             can take a minute.
-        is_quick: Whether to return the first division that is found. Its slowest stage is fast, but
-            another division may need fewer clock cycles.
+        is_quick: Whether to return the first division that is found. The slowest stage of this
+            division is fast, but another division may need fewer clock cycles.
     """
     count = len(run.graph.operations)
     inner = range(1, count) if places is None else sorted(set(places) - {0, count})
@@ -216,7 +216,7 @@ class _Search:
     def _last_begins(self, inner: Sequence[int]) -> Iterable[int]:
         """Return places where the last stage may begin, just before operations that share weights.
 
-        The places further ahead are left out, because ``_moved`` finds them.
+        Earlier places are left out, because ``_moved`` moves the beginning of the stage to them.
         """
         shared = shared_weights(self.costs.run.graph)
         begins = set()
@@ -230,8 +230,8 @@ class _Search:
         """Return a balanced division, given the places where the last stages begin and end.
 
         Args:
-            rest: The number of operations, after the place where the last stage begins if that
-                stage runs on the IPU of another one.
+            rest: The number of the model's operations. If the last stage runs on another stage's
+                IPU, the place where the last stage begins precedes this number.
             inner: The places where the other stages may begin.
             limit: The share of its memory that each tile may use.
             update: The weight of the time of weight updates.

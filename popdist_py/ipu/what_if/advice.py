@@ -21,11 +21,11 @@ from popdist_py.ipu.what_if.changes import Kind, changes
 
 __all__ = ["Advice", "Kind", "OutOfMemory", "explain"]
 
-# Changes that make another model. They are not combined with other changes.
+# The kinds of changes that make another model, and that are not combined with other changes.
 _OTHER_MODELS: Final = ("identical parts", "no state", "splits")
 # A smaller relative difference in samples per second is called "equally fast".
 _SAME_SPEED: Final = 0.0005
-# The advice tries this many larger numbers of IPUs.
+# The number of tries to find a larger number of IPUs on which the model fits.
 _MORE_COUNTS: Final = 3
 
 
@@ -41,8 +41,8 @@ class Advice:
         kind: A fixed word for the kind of the change, which programs can compare.
         how: The PopTorch call or option with which the user makes the change. By default, ``how``
             is an empty text. The module ``poptorch_advice`` sets ``how``.
-        slower: The share by which the samples per second fall with the change. If they rise,
-            ``slower`` is negative.
+        slower: The share by which the samples per second fall with the change. If the samples per
+            second rise, ``slower`` is negative.
     """
 
     change: str

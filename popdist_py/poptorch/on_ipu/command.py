@@ -216,8 +216,11 @@ _OPTIONS: Final = (
     _option(
         "--recompute", default="default",
         type=click.Choice(["default", "none", "norm", "standard", "stage"]),
-        help="What the backward makes again; the default is stage in pipelines. standard: PopART "
-        "chooses checkpoints.",
+        show_default=False,
+        help="The tensors that the backward pass computes again. stage: all but the inputs of "
+        "stages and the outputs of --checkpoint. standard: all but the checkpoints that PopART "
+        "chooses. norm: normalisations and element-wise operations after them. default: stage in "
+        "pipelines, otherwise none.",
     ),
     _option(
         "--checkpoint", type=_MODULES, default=(),
@@ -248,11 +251,11 @@ _OPTIONS: Final = (
     ),
     _option(
         "--off-chip", type=_SORT_LIST, default=(),
-        help=f"Tensors that Streaming Memory stores: {_SORT_HELP}.",
+        help=f"Kinds of tensors to store in Streaming Memory, outside the chip: {_SORT_HELP}.",
     ),
     _option(
         "--sharded", type=_SORT_LIST, default=(),
-        help=f"Tensors of which each replica stores a part: {_SORT_HELP}.",
+        help=f"Kinds of tensors that are divided among the replicas: {_SORT_HELP}.",
     ),
     _option(
         "--output-mode", type=click.Choice(["final", "all", "sum"]),
@@ -261,19 +264,22 @@ _OPTIONS: Final = (
     _option("--synthetic-data", is_flag=True, help="Transfer no data from or to the host."),
     _option(
         "--find", type=click.Choice(["batch", "splits", "recompute", "ipus"]),
-        help="Search instead: the largest micro-batch, the best splits over --ipus IPUs, the "
-        "cheapest recomputation that fits, or the fewest IPUs (a power of two) with splits, "
-        "recomputation and memory outside the chip.",
+        help="Search for a run that fits: with the largest micro-batch, with the best splits over "
+        "--ipus IPUs, with the cheapest recomputation, or on the fewest IPUs (a power of two) with "
+        "splits, recomputation and memory outside the chip.",
     ),
-    _option("--ipus", type=_COUNT, help="For --find splits; the most for --find ipus."),
+    _option(
+        "--ipus", type=_COUNT,
+        help="The number of IPUs for --find splits, or the most for --find ipus.",
+    ),
     _option("--json", "as_json", is_flag=True, help="Print JSON."),
     _option(
         "--page", type=_PATH, metavar="FILE.html",
-        help="Write an HTML page too: memory, liveness, operations, time, and what if.",
+        help="Also write an HTML page: memory, liveness, operations, time, and alternatives.",
     ),
     _option(
         "--beside", type=_PATH, metavar="FILE.json",
-        help="Compare on the page of --page with a report that --json has written.",
+        help="Compare the run with a report that --json has written, on the page of --page.",
     ),
 )  # fmt: skip
 
@@ -344,7 +350,8 @@ def _command(
         told = _answer(run, find, ipus)
         if wanted is not None:
             planned = replace(planned_run(told.run or run, context), answer=told)
-    # The page is written before anything is printed: the reader of the output may end early.
+    # The page is written before the report is printed, because the reader of the output may end
+    # early.
     problem = None if wanted is None or planned is None else _problem_of_page(wanted, planned)
     code = _tell(told, as_json=as_json)
     if problem is not None:

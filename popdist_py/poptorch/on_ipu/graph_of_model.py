@@ -180,8 +180,8 @@ def _prepared(
     transfer = Transfer(double_precision=options.Emulator.double_precision)
     replicas = options.replication_factor * max(1, options.Distributed.numProcesses)
     random = torch.get_rng_state()
-    # The mode ``UnknownValues`` makes torch operations run on shapes, without values. It must stay
-    # active while the modules contain tensors without values.
+    # The mode ``UnknownValues`` makes torch operations run on shapes, without values. The mode must
+    # stay active while the modules contain tensors without values.
     with (
         torch.inference_mode(False),
         UnknownValues() as mode,

@@ -63,8 +63,8 @@ class ReportCommand(click.Command):
         """Run the command with the arguments ``args``, and exit.
 
         Args:
-            args: The words of the command line without the command's name; None for those of this
-                process.
+            args: The words of the command line without the command's name; None for the arguments
+                of this process.
             prog_name: The name of the command in its help and in error messages.
         """
         if isinstance(sys.stdout, io.TextIOWrapper):

@@ -40,7 +40,7 @@ def chain(sizes):
 
 
 def test_the_smallest_tensor_of_each_interval_is_kept():
-    # Intervals of three, two and one operations.
+    # The three intervals have three, two and one operations.
     assert list(decreasing_intervals(6)) == [(0, 3), (3, 5), (5, 6)]
     assert chosen_checkpoints(chain([5, 1, 9, 8, 2, 7])) == {"o1:out", "o4:out", "o5:out"}
 

@@ -73,7 +73,8 @@ def test_8_bit_input_is_received_in_half_of_the_time():
     model = CycleModel(host_sync_seconds=0.0)
     narrow = cycles(small, where, BASE, MK2, model).stages[0].receive
     assert narrow * 2 == cycles(HALF, PLACEMENT, BASE, MK2, model).stages[0].receive
-    # The images arrive at one IPU and the labels at another. Both IPUs wait for both transfers.
+    # The images arrive at one IPU and the labels at another. Each of the two IPUs waits for both
+    # transfers.
     wide = cycles(HALF, PLACEMENT, BASE, MK2).stages[0].receive
     assert wide == pytest.approx(2 * narrow + 2 * CycleModel().host_sync_seconds * MK2.clock)
 

@@ -223,7 +223,7 @@ def test_the_last_stage_recomputes_if_the_settings_say_so():
 
 
 def test_peaks_of_a_cnn_and_a_transformer_layer_in_closed_form():
-    """Without memory of matrix products, the peaks are equal to sums computed by hand."""
+    """If matrix products need no temporary memory, the peaks are equal to sums computed by hand."""
     options = Settings(recompute="none", memory_proportion=1e-12)
     # At the backward pass of the pool, all images and maps are live. The gradients of the pool's
     # output and input are also live.

@@ -57,7 +57,8 @@ BERT = RUNS["BERT-base, 128 tokens, batch 16"]
         (
             encoder_decoder(Transformer(24, 768, 1500, words=51_865), 224, 1, hears=True),
             # Whisper has 241,734,912 parameters. The graph lacks the positions of 448 words and of
-            # the encoder's 1,500 places. It has a bias for each of the 36 matrix products of keys.
+            # the encoder's 1,500 places. The graph also has a bias for each of the 36 matrix
+            # products of keys.
             241_734_912 - 448 * 768 - 1500 * 768 + 36 * 768,
         ),
         (gpt(Transformer(12, 768, 1024, words=50_257, serial=4), 1), 124_439_808),

@@ -29,7 +29,7 @@ RUNGS = [
 
 
 class Trained(nn.Module):
-    """The model with its loss. It casts 8-bit images on the IPU."""
+    """The model with its loss, which casts 8-bit images on the IPU."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ def compiled(monkeypatch, forward, change=lambda _: None):
 
 
 def pipelined(options):
-    """These tests do not need the micro-batches of a pipeline over two IPUs."""
+    """Set an execution strategy that needs no minimum of micro-batches."""
     options.setExecutionStrategy(poptorch.ShardedExecution())
 
 

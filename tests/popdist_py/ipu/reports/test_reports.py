@@ -56,7 +56,7 @@ RUNS = {
 
 @functools.cache
 def pages(name):
-    """Return both reports of a run. They are cached, because advice takes a second."""
+    """Return both reports of a run, which are cached because advice takes a second."""
     return memory_page(RUNS[name]), execution_page(RUNS[name])
 
 

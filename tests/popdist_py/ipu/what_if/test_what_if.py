@@ -91,7 +91,7 @@ def test_advice_for_too_few_io_tiles():
 
 
 def test_more_io_tiles_are_no_advice_if_the_other_tiles_are_full():
-    """Code takes fewer bytes on fewer tiles, although each of them gets fuller."""
+    """On fewer tiles, code needs fewer bytes in total, but each tile gets fuller."""
     graph = mlp([30_000, 30_000, 10], 1)
     settings = Settings(io_tiles=64, overlaps_io=True)
     run = Run(graph, Placement.cut(graph), settings, MK2)
