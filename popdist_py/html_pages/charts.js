@@ -6,6 +6,8 @@
 const DARK = JSON.parse(document.getElementById('dark-colours').textContent);
 const plots = [...document.querySelectorAll('.pp-plot')];
 const figures = JSON.parse(document.getElementById('figures').textContent);
+const NARROW = 480, LEGEND_ROW = 17;
+const heights = new Map(plots.map((plot) => [plot, plot.clientHeight]));
 const hovers = matchMedia('(hover: hover)').matches;
 const scheme = matchMedia('(prefers-color-scheme: dark)');
 const themed = (value, dark) => {
@@ -29,9 +31,16 @@ const loaded = (blob) => new Promise((done, failed) => {
   script.onerror = () => failed(new Error('plotly did not load'));
   document.head.append(script);
 });
+// On a narrow screen, the legend has few entries in a row, so the chart becomes higher by the legend.
+const withRoomForLegend = (layout, data, plot) => {
+  if (!layout.showlegend || plot.clientWidth >= NARROW) return layout;
+  plot.style.height = heights.get(plot) + LEGEND_ROW * Math.ceil(data.length / 2) + 'px';
+  return {...layout, legend: {...layout.legend, maxheight: 0.9, font: {size: 10}}};
+};
 const draw = async (dark) => {
   for (const [number, plot] of plots.entries()) {
-    const {data, layout} = themed(figures[number], dark);
+    const {data, layout: wide} = themed(figures[number], dark);
+    const layout = withRoomForLegend(wide, data, plot);
     await Plotly.react(plot, data, layout, {
       responsive: true, displaylogo: false, showTips: false,
       displayModeBar: hovers ? 'hover' : false,

@@ -151,7 +151,7 @@ def areas(
             "type": "scatter",
             "mode": "lines",
             "name": "all",
-            "line": {"color": LIGHT["text"], "width": 0},
+            "line": {"color": "rgba(0,0,0,0)", "width": 0},
             "showlegend": False,
             "hovertemplate": "%{y:.4~g}, %{text}",
             "x": list(xs),
@@ -246,9 +246,12 @@ def treemap(title: str, summary: str, nodes: Sequence[Node]) -> Chart:
             "marker": {
                 "colors": [node.colour for node in nodes],
                 "line": {"color": LIGHT["ground"], "width": 1},
+                # The pattern is drawn over the colour, so that texts can be read.
                 "pattern": {
                     "shape": ["/" if node.is_hatched else "" for node in nodes],
-                    "solidity": 0.2,
+                    "fillmode": "overlay",
+                    "fgopacity": 0.2,
+                    "solidity": 0.3,
                 },
             },
             "tiling": {"pad": 1},

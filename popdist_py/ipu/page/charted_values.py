@@ -14,6 +14,7 @@ __all__ = [
     "ACTIVITY_TITLES",
     "VERDICT_COLOURS",
     "VERDICT_KINDS",
+    "WHOLE_PROGRAM",
     "category_style",
     "duration",
     "megabytes",
@@ -61,6 +62,8 @@ ACTIVITY_TITLES: Final = {
     "host": "host calls",
     "idle": "idle and copies",
 }
+# The categories of memory that belong to the whole program instead of a module.
+WHOLE_PROGRAM: Final = ("code", "profiling", "gaps")
 # The colour of texts for each verdict.
 VERDICT_KINDS: Final[Mapping[str, str]] = {"fits": "good", "close": "warn", "does not fit": "bad"}
 # The colour of points for each verdict on light pages.
@@ -97,7 +100,7 @@ def module_of(part: Contribution, depth: int) -> str:
     The name of a module is cut off after ``depth`` parts. Code and gaps belong to the whole
     program.
     """
-    if part.category in ("code", "profiling", "gaps"):
+    if part.category in WHOLE_PROGRAM:
         return "the whole program"
     # The name of a contribution is the name of a weight (``fc.weight``), of an operation, of one of
     # its passes (``conv1 (backward)``), or of a recomputed output (``conv1:out again``).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from popdist_py.html_pages.chart_colours import NEUTRAL
+from popdist_py.html_pages.chart_colours import LIGHT
 from popdist_py.html_pages.charts import Mark, thinned
 from popdist_py.html_pages.page import Cell, Chart, Details, Part, Section, Sentence, Table
 from popdist_py.html_pages.program_charts import Area, areas
@@ -50,7 +50,7 @@ def _chart(run: Run, own: IpuMemory, curve: Sequence[LiveBytes]) -> Chart:
                 (curve[index].bytes - sum(one.values())) / 1e6
                 for index, one in zip(kept, sums, strict=True)
             ],
-            NEUTRAL,
+            LIGHT["grid"],
         ),
         *(
             Area(name, [one.get(name, 0) / 1e6 for one in sums], *category_style(name))

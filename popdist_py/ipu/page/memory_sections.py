@@ -13,6 +13,7 @@ from popdist_py.html_pages.page import Chart, Part, Section, Sentence, Table
 from popdist_py.html_pages.program_charts import Node, treemap
 from popdist_py.ipu.memory_contents import Contribution, IpuMemory
 from popdist_py.ipu.page.charted_values import (
+    WHOLE_PROGRAM,
     category_style,
     megabytes,
     module_of,
@@ -53,7 +54,7 @@ def _by_category(ipus: Sequence[IpuMemory]) -> tuple[Chart, Table]:
     total: Counter[str] = Counter()
     for one in sums:
         total.update(one)
-    shown = [name for name, size in total.most_common() if size]
+    shown = sorted((name for name, size in total.items() if size), key=lambda n: (-total[n], n))
     own = max(ipus, key=lambda ipu: ipu.share)
 
     parts = ", ".join(
@@ -118,17 +119,18 @@ def _by_module(ipus: Sequence[IpuMemory]) -> Iterator[Part]:
     total: Counter[str] = Counter()
     for sums in found.values():
         total.update(sums)
-    categories = [name for name, size in total.most_common() if size]
+    ordered_total = sorted(total.items(), key=lambda item: (-item[1], item[0]))
+    categories = [name for name, size in ordered_total if size and name not in WHOLE_PROGRAM]
     capacity = {own.ipu: own.capacity for own in ipus}
     ordered = sorted(found.items(), key=lambda item: (-item[1].total(), item[0]))
-    rows = [
-        (
-            *(module, str(ipu), megabytes(sums.total()), percent(sums.total() / capacity[ipu])),
-            *(megabytes(sums[name]) if sums[name] else "-" for name in categories),
-        )
-        for (ipu, module), sums in ordered[:_MOST_MODULES]
-    ]
-    columns = ("module", "IPU", "MB", "of the IPU", *(f"{name}" for name in categories))
+    rows = []
+    for (ipu, module), sums in ordered[:_MOST_MODULES]:
+        size = sums.total()
+        shared = sum(sums[name] for name in WHOLE_PROGRAM)
+        parts = [*(sums[name] for name in categories), shared]
+        texts = (megabytes(part) if part else "-" for part in parts)
+        rows.append((module, str(ipu), megabytes(size), percent(size / capacity[ipu]), *texts))
+    columns = ("module", "IPU", "MB", "of the IPU", *categories, "code, gaps")
     yield Table("Memory of modules", columns, rows, is_sortable=True)
     left_out = [sums.total() for _, sums in ordered[_MOST_MODULES:]]
     if left_out:

@@ -9,6 +9,7 @@ from popdist_py.errors import counted
 from popdist_py.html_pages.page import (
     Alert,
     Cell,
+    Details,
     Fact,
     Facts,
     Part,
@@ -19,7 +20,13 @@ from popdist_py.html_pages.page import (
 )
 from popdist_py.ipu.graph import Graph
 from popdist_py.ipu.memory_contents import UNCERTAINTY, IpuMemory, Verdict
-from popdist_py.ipu.page.charted_values import VERDICT_KINDS, duration, megabytes, percent
+from popdist_py.ipu.page.charted_values import (
+    VERDICT_KINDS,
+    WHOLE_PROGRAM,
+    duration,
+    megabytes,
+    percent,
+)
 from popdist_py.ipu.reports import ExecutionPage, MemoryPage
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import Location
@@ -89,7 +96,7 @@ def _graph_rows(graph: Graph) -> Iterator[tuple[str, str]]:
     yield "weights and buffers", f"{megabytes(sum(w.bytes for w in graph.weights))} MB"
     yield "types of data", _types([o.output.type for o in graph.operations])
     yield "types of weights", _types([weight.type for weight in graph.weights])
-    yield "products of a sample's forward", f"{flops / 1e9:,.2f} GFLOP"
+    yield "forward pass of a sample", f"{flops / 1e9:,.2f} GFLOP"
 
 
 def _types(found: Sequence[str]) -> str:
@@ -138,7 +145,7 @@ def insights_section(memory: MemoryPage) -> Section:
     own = _fullest(memory.ipus)
     parts: list[Part] = [_panel(own), _ipu_table(memory.ipus), *_tips(memory)]
     always = [part for part in own.largest(len(own.contributions)) if part.is_always_live]
-    variables = [part for part in always if part.category not in ("code", "profiling", "gaps")]
+    variables = [part for part in always if part.category not in WHOLE_PROGRAM]
     rows = [
         (
             megabytes(part.bytes),
@@ -211,23 +218,25 @@ def _tips(memory: MemoryPage) -> Iterator[Part]:
         )
         yield _advice_table("Tips that together make the model fit", problem.together)
     if problem.more_ipus:
-        yield Sentence(f"The model also fits on {problem.more_ipus}.")
+        # The text is a number of IPUs, and the operation with which each IPU begins.
+        number, _, begins = problem.more_ipus.partition(": ")
+        yield Sentence(f"The model also fits on {number}, without other changes.")
+        if begins:
+            yield Details(f"Where {number} begin", (Sentence(f"{begins}."),))
 
 
 def _advice_table(name: str, advice: Sequence[Advice]) -> Table:
-    how = any(one.how for one in advice)
     rows = [
         (
+            Cell(one.change, "words", note=one.how),
             megabytes(one.saved),
             Cell(one.time, _time_kind(one)),
             Cell("fits", "good") if one.fits else "",
-            Cell(one.change, "words"),
-            *([Cell(one.how, "words")] if how else []),
         )
         for one in advice
     ]
-    columns = ("MB less", "time", "then", "change", *(["how"] if how else []))
-    return Table(name, columns, rows)
+    how = any(one.how for one in advice)
+    return Table(name, ("change, and how" if how else "change", "MB less", "time", "then"), rows)
 
 
 def _time_kind(advice: Advice) -> str:

@@ -210,8 +210,9 @@ def _key(found: Sequence[Alternative]) -> str:
         "A cell has the samples per second of all replicas, and the used share of the fullest "
         "tile. The outlined cells are the fastest ones that fit, for each number of IPUs."
     )
-    if any(one.run.settings.is_training for one in found):
-        text += " A column names the bits of data and weights, and the kind of recomputation."
+    text += " A column names the bits of data and of weights"
+    is_training = any(one.run.settings.is_training for one in found)
+    text += ", and the kind of recomputation." if is_training else "."
     kinds = dict.fromkeys(one.recompute for one in found)
     texts = [text, *(_EXPLAINED[kind] for kind in kinds if kind in _EXPLAINED)]
     return " ".join(texts)
@@ -287,12 +288,13 @@ def _num_ipus(run: Run) -> int:
     return run.placement.num_ipus * run.settings.replicas
 
 
-def _split_rows(found: list[Alternative]) -> list[tuple[str, str]]:
+def _split_rows(found: list[Alternative]) -> list[tuple[str, Cell]]:
     placements = {one.run.placement.num_ipus: one.run for one in found}
     rows = []
     for count, run in sorted(placements.items()):
         stages = range(1, run.placement.num_stages)
         starts = [run.placement.stages.index(stage) for stage in stages]
         if starts:
-            rows.append((str(count), ", ".join(run.graph.operations[at].name for at in starts)))
+            names = ", ".join(run.graph.operations[at].name for at in starts)
+            rows.append((str(count), Cell(names, "words")))
     return rows

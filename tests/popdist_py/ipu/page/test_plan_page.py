@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from popdist_py.html_pages.page import Cell, Chart, ChartRow, Sentence, Table, TableRow
+from popdist_py.html_pages.page import Cell, Chart, ChartRow, Details, Sentence, Table, TableRow
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.memory import ESTIMATES
 from popdist_py.ipu.page import Planned, plan_page, write_plan_page
@@ -306,13 +306,15 @@ def test_insights_tell_the_time_of_changes_and_the_changes_that_go_together():
     ))  # fmt: skip
     section = insights_section(memory)
     tables = {part.name: part for part in section.parts if isinstance(part, Table)}
-    assert tables["Tips"].columns == ("MB less", "time", "then", "change")
-    assert [row[1].text for row in tables["Tips"].rows] == [one.time for one in lack.advice]
+    assert tables["Tips"].columns == ("change", "MB less", "time", "then")
+    assert [row[2].text for row in tables["Tips"].rows] == [one.time for one in lack.advice]
     (name,) = (name for name in tables if "together" in name)
-    assert [row[3].text for row in tables[name].rows] == [one.change for one in together]
-    assert {row[4] for row in tables[name].rows} == {Cell("model.half()", "words")}
+    assert [row[0] for row in tables[name].rows] == [
+        Cell(one.change, "words", note="model.half()") for one in together
+    ]
     texts = [part.text for part in section.parts if isinstance(part, Sentence)]
-    assert "The model also fits on 8 IPUs: IPU 1 from layer1." in texts
+    assert "The model also fits on 8 IPUs, without other changes." in texts
+    assert Details("Where 8 IPUs begin", (Sentence("IPU 1 from layer1."),)) in section.parts
 
 
 def test_the_grid_has_every_alternative_and_marks_the_best_of_each_number_of_ipus():
@@ -380,6 +382,8 @@ def test_a_browser_draws_the_page_without_requests(tmp_path):
             assert browser.value("document.querySelectorAll('.pp-undrawn').length") == 0
             drawn = "[...document.querySelectorAll('.pp-plot')].every(e => e.querySelector('path'))"
             assert browser.value(drawn)
+            bars = "[...document.querySelectorAll('.legend .scrollbar')]"
+            assert browser.value(f"{bars}.every(e => !Number(e.getAttribute('height')))")
         assert browser.problems == []
         requests = {url for url in browser.requests if not url.startswith(("file:", "blob:"))}
         assert requests == set()
