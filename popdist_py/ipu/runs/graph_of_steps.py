@@ -103,7 +103,7 @@ def _merged(forward: Forward, steps: Sequence[Step]) -> list[Step]:
             )
             made[step.output] = index
             continue
-        elif before.operator == "_log_softmax" and step.kind == "loss":
+        elif before.operator == "_log_softmax" and step.operator.startswith("nll_loss"):
             step = replace(step, inputs=(*before.inputs, *step.inputs[1:]))
             merged = [one for one in merged if one is not before]
             made = {one.output: place for place, one in enumerate(merged)}

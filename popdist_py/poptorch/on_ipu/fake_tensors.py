@@ -9,7 +9,7 @@ operation raises an error if it reads the elements of an input or a weight.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -95,6 +95,9 @@ class UnknownValues(FakeTensorMode):
     def _without_data(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         before, self._keeps_data = self._keeps_data, False
         try:
+            if func in _SHAPES:
+                with self:
+                    return _SHAPES[func](*args, **kwargs)
             return super().__torch_dispatch__(func, types, args, kwargs)
         finally:
             self._keeps_data = before
@@ -111,6 +114,28 @@ class UnknownValues(FakeTensorMode):
     def _is_known(self, tensor: torch.Tensor) -> bool:
         is_plain = type(tensor) is torch.Tensor and not tensor.requires_grad
         return is_plain and _could_be_known(tensor) and _memory(tensor) not in self._lost
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor, targets: torch.Tensor, *_: object, **__: object
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a CTC loss for each sample, and the probabilities that its backward pass reads.
+
+    If ``targets`` has one dimension, the length of the longest target is not known. The function
+    then returns probabilities for one target that has the length of all targets together.
+    """
+    steps, samples = log_probs.shape[:2]
+    states = 2 * targets.shape[-1] + 1
+    return log_probs.new_empty(samples), log_probs.new_empty(samples, steps, states)
+
+
+# For operations of torch that always need values, a function that computes the results' shapes.
+# The mode of torch for tensors without values refuses these operations, because the shapes of some
+# of their results depend on values. No later operation of a forward pass reads these results.
+_SHAPES: Final[Mapping[Any, Callable[..., Any]]] = {
+    torch.ops.aten._ctc_loss.default: _ctc_loss,
+    torch.ops.aten._ctc_loss.Tensor: _ctc_loss,
+}
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

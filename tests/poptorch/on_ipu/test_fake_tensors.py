@@ -8,6 +8,7 @@ from torch import nn
 
 from popdist_py import poptorch
 from popdist_py.poptorch.on_ipu.fake_tensors import UnknownValues
+from popdist_py.poptorch.on_ipu.graph_of_model import graph_of_model
 
 transforms = pytest.importorskip("torchvision.transforms")
 STATISTICS = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -115,3 +116,63 @@ def test_tensors_of_the_program_stay_as_they_are():
         own.add_(1)
         own.view(3, 1).mul_(2)
     assert own.tolist() == [1, 1, 1]
+
+
+class Speech(nn.Module):
+    """A speech model of one layer with a CTC loss, whose inputs are frames and transcriptions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 32)
+
+    def forward(
+        self, frames: torch.Tensor, targets: torch.Tensor, lengths: torch.Tensor
+    ) -> torch.Tensor:
+        shares = self.layer(frames).log_softmax(-1).transpose(0, 1)
+        steps = torch.full_like(lengths, frames.shape[1])
+        return nn.functional.ctc_loss(shares, targets, steps, lengths)
+
+
+def test_a_model_with_a_ctc_loss_is_reported_before_it_is_compiled():
+    options = poptorch.Options()
+    options.showCompilationProgressBar(False)
+    batch, steps, longest = 3, 50, 7
+    call = (
+        torch.zeros(batch, steps, 16, device="meta"),
+        torch.zeros(batch, longest, dtype=torch.int32, device="meta"),
+        torch.zeros(batch, dtype=torch.int32, device="meta"),
+    )
+    graph = graph_of_model(Speech(), options, call, training=True).graph
+    # The backward pass reads the probabilities. PopART does not merge a CTC loss with its softmax.
+    (softmax,) = (each for each in graph.operations if each.kind == "softmax")
+    (loss,) = (each for each in graph.operations if each.kind == "loss")
+    assert graph.root_of[softmax.output.name] in {graph.root_of[name] for name in loss.saved}
+    assert softmax.output.elements == steps * 32
+    assert str(poptorch.trainingModel(Speech(), options).memoryReport(*call))
+
+
+LOGITS, LABELS = torch.randn(20, 4, 10), torch.randint(1, 10, (4, 5))
+STEPS, LENGTHS = torch.full((4,), 20), torch.full((4,), 5)
+CTC_CALLS = {
+    "tensors": (LOGITS, LABELS, STEPS, LENGTHS),
+    "numbers": (LOGITS, LABELS, [20] * 4, [5] * 4),
+    "one target": (LOGITS, LABELS.flatten(), STEPS, LENGTHS),
+    "one sample": (LOGITS[:, 0], LABELS[0], STEPS[0], LENGTHS[0]),
+}
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("call", CTC_CALLS.values(), ids=CTC_CALLS)
+def test_a_ctc_loss_has_the_same_shape_without_values(call, reduction):
+    def loss(logits: torch.Tensor, *others: object) -> torch.Tensor:
+        shares = logits.log_softmax(-1)
+        return nn.functional.ctc_loss(shares, *others, reduction=reduction)
+
+    expected = loss(*call)
+    with UnknownValues() as mode:
+        unknown = [
+            mode.unknown(each.shape, each.dtype) if isinstance(each, torch.Tensor) else each
+            for each in call
+        ]
+        found = loss(*unknown)
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
