@@ -63,6 +63,7 @@ class Modelled:
         sent: The KiB that each IPU sends to the host.
         memory: The share of its memory that the fullest tile needs.
         busy: The share of the call during which the IPU computes.
+        verdict: Whether the fullest tile has enough memory: "fits", "close" or "does not fit".
     """
 
     cycles: int
@@ -72,11 +73,12 @@ class Modelled:
     sent: tuple[float, ...]
     memory: tuple[float, ...]
     busy: tuple[float, ...]
+    verdict: str
 
     @property
     def fits(self) -> bool:
-        """Whether the run fits on every IPU."""
-        return max(self.memory) <= 1
+        """Whether main.py accepts the run. A run that is close to the limit only gets a warning."""
+        return self.verdict != "does not fit"
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,7 @@ def modelled(rung: Rung) -> Modelled:
         tuple(ipu.sent / KIB for ipu in execution.ipus),
         tuple(ipu.fullest_tile / memory.tile_bytes for ipu in memory.ipus),
         execution.report.busy,
+        memory.verdict,
     )
 
 

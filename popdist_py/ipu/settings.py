@@ -227,6 +227,14 @@ class Settings:
         return self.is_training and self.accumulation > 1 and not self.optimizer.is_combined
 
     @property
+    def gradient_type(self) -> Type:
+        """The element type of the tensors to which every micro-batch adds its gradients."""
+        optimizer = self.optimizer
+        if optimizer.is_combined and optimizer.state:
+            return optimizer.state[0]
+        return optimizer.accumulator
+
+    @property
     def state_location(self) -> Location:
         """The memory that stores the optimiser's state.
 

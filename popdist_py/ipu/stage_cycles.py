@@ -247,7 +247,7 @@ class _Device:
         """Return the clock cycles of an operation's backward pass, with gradient accumulation."""
         added = 0
         if self.stage.settings.accumulation > 1:
-            width = 2 * BYTES[self.stage.settings.optimizer.accumulator]
+            width = 2 * BYTES[self.stage.settings.gradient_type]
             added = width * sum(w.elements for w in self._trained(operation))
         return self._pass(operation, backward=True) + self._moved(added)
 
@@ -255,15 +255,14 @@ class _Device:
         """Return the clock cycles of an update of the given weights.
 
         A weight update reads weights, gradients and optimiser state, and writes weights and
-        optimiser state.
+        optimiser state. In a combined optimiser, the first tensor of the state contains the
+        gradients.
         """
         optimizer = self.stage.settings.optimizer
         trained = [weight for weight in weights if weight.is_trained]
         state = sum(BYTES[type_] for type_ in optimizer.state)
-        size = sum(
-            w.elements * (2 * BYTES[w.type] + 2 * state + BYTES[optimizer.accumulator])
-            for w in trained
-        )
+        gradient = 0 if optimizer.is_combined else BYTES[optimizer.accumulator]
+        size = sum(w.elements * (2 * BYTES[w.type] + 2 * state + gradient) for w in trained)
         # One program updates the weight, and one program updates each tensor of optimiser state.
         programs = len(trained) * (1 + len(optimizer.state))
         return self._moved(size) + self.model.operation_cycles * programs

@@ -135,7 +135,7 @@ def copied_bytes(graph: Graph, placement: Placement, stage: int) -> int:
 def all_reduce_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:
     """Return the bytes that a replica sends in a ring all-reduce of the weights' gradients."""
     replicas = settings.replicas
-    size = BYTES[settings.optimizer.accumulator]
+    size = BYTES[settings.gradient_type]
     gradients = sum(weight.elements for weight in weights if weight.is_trained) * size
     return 2 * gradients * (replicas - 1) // replicas
 

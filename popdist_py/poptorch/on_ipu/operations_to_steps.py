@@ -147,7 +147,7 @@ class _Reading:
         number = len(self._constants)
         name = f"constant.{number}" if number else "constant"
         self._constants.add(name)
-        self._weights[name] = Weight(name, seen.elements, _type(seen.dtype), is_trained=False)
+        self._weights[name] = Weight(name, seen.elements, self._type_now(seen), is_trained=False)
         return name
 
     def _read(self, seen: Seen, by: Observation | None) -> _Source:

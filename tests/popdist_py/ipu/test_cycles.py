@@ -14,9 +14,9 @@ from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.links import ring_bandwidth
 from popdist_py.ipu.memory import memory
 from popdist_py.ipu.placed_stage import stage_of
-from popdist_py.ipu.settings import ADAM, HALF_ADAM, MOMENTUM, Location, Settings
+from popdist_py.ipu.settings import ADAM, HALF_ADAM, MOMENTUM, Location, Optimizer, Settings
 from popdist_py.ipu.specification import BOW, MK1, MK2
-from popdist_py.ipu.stage_cycles import CycleModel, operation_cycles
+from popdist_py.ipu.stage_cycles import CycleModel, operation_cycles, stage_cycles
 from popdist_py.ipu.tensor_liveness import backward_moments, forward_moments
 from tools.device.ipu_graphs import mlp, resnet, transformer, with_8_bit_input, with_checkpoints
 
@@ -133,6 +133,25 @@ def test_published_throughput_of_resnet_50():
     for ipu, images in ((MK2, 1875), (BOW, 2627)):
         found = cycles(graph, Placement.cut(graph), options, ipu)
         assert found.throughput / 16 == pytest.approx(images, rel=0.25)
+
+
+def test_a_combined_optimizer_adds_gradients_to_its_state():
+    graph = mlp([512] * 3, 2, "float16")
+    settings = Settings(accumulation=4, replicas=2)
+
+    def found(**parts):
+        optimizer = Optimizer(**parts)
+        used = replace(settings, optimizer=optimizer)
+        return stage_cycles(graph, Placement.cut(graph), used, MK2, 0)
+
+    combined = found(state=("float16",), accumulator="float32", is_combined=True)
+    half = found(state=("float16",), accumulator="float16")
+    wide = found(state=("float16",), accumulator="float32")
+    # The accumulator of a combined optimiser does not exist, so its type has no effect.
+    assert combined == found(state=("float16",), accumulator="float16", is_combined=True)
+    assert combined.backward == half.backward < wide.backward
+    assert combined.all_reduce == half.all_reduce < wide.all_reduce
+    assert combined.update < half.update
 
 
 def test_constants_are_parameters():

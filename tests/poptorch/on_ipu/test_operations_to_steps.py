@@ -147,6 +147,17 @@ def test_dropout_in_attention_saves_no_mask():
     assert not [o.name for o in found.operations if "bernoulli" in o.name]
 
 
+def test_the_mask_of_causal_attention_has_the_type_of_the_scores():
+    def attended(x, m):
+        x = (x @ m.weight).view(1, 1, 4, 6)
+        return nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5, is_causal=True)
+
+    model, x = Function(attended).half(), torch.rand(4, 6).half()
+    found = graph_of_model(model, quiet_options(), (x,), training=False).graph
+    (mask,) = (weight for weight in found.weights if weight.name != "weight")
+    assert (mask.elements, mask.type) == (4 * 4, "float16")
+
+
 def test_a_value_that_a_cast_overwrites_is_not_read():
     found = steps(lambda x, m: m.state.clone().copy_(torch.relu(x[0]).half()))
     assert all(weights == () for *_, weights in found)
