@@ -167,7 +167,7 @@ class Operation:
         if self.memory_proportion is not None and not 0 < self.memory_proportion <= 1:
             raise ValueError(
                 f"memory_proportion of {self.name} is {self.memory_proportion}: "
-                "it lies above 0 and is at most 1"
+                "expected a number above 0 and at most 1"
             )
 
 
@@ -221,12 +221,14 @@ class Graph:
             own = operation.output.name
             missing += [name for name in operation.saved if name not in known and name != own]
             if missing:
-                raise ValueError(f"{operation.name} reads {missing[0]}, which nothing makes")
+                raise ValueError(
+                    f"{operation.name} reads {missing[0]}, which is not in the graph before it"
+                )
             if own in known:
-                raise ValueError(f"{own} is made twice")
+                raise ValueError(f"two operations compute {own}")
             known.add(own)
         if missing := [name for name in self.outputs if name not in known]:
-            raise ValueError(f"output {missing[0]} is made by nothing")
+            raise ValueError(f"no operation computes the output {missing[0]}")
 
     def __getstate__(self) -> dict[str, object]:
         # Only the dataclass fields of a ``Graph`` are pickled. The cached properties of a ``Graph``
@@ -368,12 +370,16 @@ class Placement:
 
     def __post_init__(self) -> None:
         if any(after < before for before, after in pairwise(self.stages)):
-            raise ValueError("stages fall: operations of a stage stand together, in order")
+            raise ValueError(
+                "stage numbers fall: the operations of a stage must follow one another"
+            )
         if set(self.stages) != set(range(len(self.ipus))):
             given = counted(len(self.ipus), "IPU")
-            raise ValueError(f"{given} given for stages {sorted(set(self.stages))}")
+            raise ValueError(
+                f"{given} given for stages {sorted(set(self.stages))}: one for each is needed"
+            )
         if any(ipu < 0 for ipu in self.ipus):
-            raise ValueError("IPUs are counted from 0")
+            raise ValueError(f"the number of an IPU is {min(self.ipus)}: IPUs are counted from 0")
 
     @property
     def num_stages(self) -> int:
@@ -418,7 +424,7 @@ class Placement:
                 waiting.pop(0)
             stages.append(len(before) - len(waiting))
         if waiting:
-            raise ValueError(f"no operation of {waiting[0]} where a stage could begin")
+            raise ValueError(f"no stage can begin with {waiting[0]}: it has no operation there")
         return cls(tuple(stages), tuple(range(len(before) + 1)))
 
 

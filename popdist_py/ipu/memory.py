@@ -75,8 +75,8 @@ class Estimates:
 
 ESTIMATES: Final = Estimates()
 
-# The names of the categories of contents that are code. Gaps between variables are not added to the
-# code, because code does not contain variables.
+# The categories of memory contents that are code. Gaps between variables are not added to the code,
+# because code does not contain variables.
 _CODE: Final[tuple[Category, ...]] = ("code", "profiling")
 # In phased execution, the forward pass of a phase (a part of the model) fetches weights from
 # Streaming Memory. The backward pass also fetches gradient accumulators, and the weight update

@@ -204,10 +204,10 @@ def _repetitions(
 def _grouped(ipus: Sequence[int], recomputing: frozenset[int], *, is_training: bool) -> list[Task]:
     """Return the tasks of all IPUs in PopART's pipeline.
 
-    Stage s runs the forward pass of micro-batch m in pipeline cycle m + s. Stage s runs the
-    backward pass of micro-batch m 2 (N - 1 - s) pipeline cycles after the forward pass, where N is
-    the number of stages. The last stage runs the forward pass and the backward pass of a
-    micro-batch in the same pipeline cycle.
+    Stage s runs the forward pass of micro-batch m in pipeline cycle m + s. With N stages, stage s
+    runs the backward pass of a micro-batch ``2 (N - 1 - s)`` pipeline cycles after its forward
+    pass. The last stage runs the forward pass and the backward pass of a micro-batch in the same
+    pipeline cycle.
     """
     tasks = []
     last = len(ipus) - 1

@@ -87,7 +87,7 @@ class Schedule:
 
     @property
     def steps_until_full(self) -> int | None:
-        """The number of steps until all IPUs of the pipeline work, or None if some never do."""
+        """The number of steps until all IPUs work in the same cycle, or None if they never do."""
         return None if (full := self.full_from) is None else self.cycles.index(full)
 
 

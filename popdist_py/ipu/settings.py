@@ -191,13 +191,15 @@ class Settings:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: at least 1 is needed")
         if not self.is_training and self.accumulation != 1:
-            raise ValueError(f"accumulation is {self.accumulation}: inference updates nothing")
+            raise ValueError(
+                f"accumulation is {self.accumulation}: inference has no weight updates"
+            )
         if self.io_tiles % 2 or (self.io_tiles and not 32 <= self.io_tiles <= 192):
             raise ValueError(
                 f"io_tiles is {self.io_tiles}: 0 or an even number from 32 to 192 is needed"
             )
         if self.overlaps_io and not self.io_tiles:
-            raise ValueError("overlaps_io is set and io_tiles is 0: from 32 to 192 are needed")
+            raise ValueError("overlaps_io is set and io_tiles is 0: 32 to 192 are needed")
         if self.output_mode == "every n" and self.device_iterations % self.output_return_period:
             raise ValueError(
                 f"output_return_period is {self.output_return_period}: it has to divide "

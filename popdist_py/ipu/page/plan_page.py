@@ -57,7 +57,7 @@ class Planned:
         memory: The report about memory of ``run``.
         execution: The report about time of ``run``.
         options: The options that the user gave, with their values.
-        answer: The result of the search that found ``run``; None if nothing was searched.
+        answer: The result of the search that found ``run``; None without a search.
     """
 
     name: str

@@ -36,7 +36,7 @@ def search_section(answer: Answer) -> Section:
 
 
 def _table(section: DocumentSection) -> Iterator[Part]:
-    """Yield a table of the terminal as a table of a page, and its notes as sentences."""
+    """Convert a table of a printed report to a table of the page, with its notes as sentences."""
     if section.rows:
         yield Sentence(f"{section.title}:")
         rows = [

@@ -159,7 +159,7 @@ def _micro_batches(options: CommandOptions, stages: int) -> tuple[int, int]:
     filling = given or least
     if options.inference:
         if (options.accumulation or 1) > 1:
-            raise ValueError("--accumulation is for training: --inference updates nothing")
+            raise ValueError("--accumulation is for training: inference has no weight updates")
         return 1, filling
     return filling, options.device_iterations or 1
 
@@ -297,4 +297,4 @@ def _first_of(graph: Graph, module: str) -> str:
         (name for name in known if name.endswith(f".{module}")), key=lambda name: name.count(".")
     )
     close = inner[:3] or get_close_matches(module, known) or list(known)[:3]
-    raise ValueError(f"no module {module} runs in the forward; there is {', '.join(close)}")
+    raise ValueError(f"the forward runs no module {module}; there is {', '.join(close)}")

@@ -137,7 +137,7 @@ class DivisionCosts:
         return sum(self.estimated_work(cuts[s], cuts[s + 1], s) ** 2 for s in stages)
 
     def _leaving(self, begin: int, end: int) -> float:
-        """Return the clock cycles for copying the tensors that leave a stage, and gradients."""
+        """Return the clock cycles for copying a stage's results, and their gradients back."""
         if end not in self._copies:
             run, graph = self.run, self.run.graph
             sizes = [0.0] * self.count

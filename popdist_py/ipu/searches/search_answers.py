@@ -211,7 +211,7 @@ def find_ipus(run: Run, most: int | None = None) -> Answer:
 
 
 def beginnings(run: Run) -> str:
-    """Return a text with the first operation of each stage but the first, and its IPU."""
+    """Return a text with the IPU and the first operation of each stage except the first stage."""
     names = first_modules(run.graph, run.placement)
     places = zip(run.placement.ipus[1:], names, strict=True)
     return ", ".join(f"IPU {ipu} from {name}" for ipu, name in places)

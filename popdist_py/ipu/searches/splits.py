@@ -40,7 +40,7 @@ _SLACK: Final = 1.03
 _TRIED: Final = 24
 # The number of divisions whose beginnings of stages the search moves.
 _STARTS: Final = 2
-# The weights of the time of weight updates, with which the search looks for balanced divisions.
+# The factors for the time of weight updates, which the search for balanced divisions tries.
 _UPDATES: Final = (1.0, 0.0, 4.0)
 # The largest number of times that the search moves beginnings of stages.
 _ROUNDS: Final = 60
@@ -204,7 +204,7 @@ class _Search:
         Args:
             inner: The places where stages may begin.
             limit: The share of its memory that each tile may use.
-            update: The weight of the time of weight updates. Micro-batches have the weight 1.
+            update: The factor for the time of weight updates. Micro-batches have the factor 1.
         """
         count = self.costs.count
         if self.returns_to is None:
@@ -234,7 +234,7 @@ class _Search:
                 IPU, the place where the last stage begins precedes this number.
             inner: The places where the other stages may begin.
             limit: The share of its memory that each tile may use.
-            update: The weight of the time of weight updates.
+            update: The factor for the time of weight updates.
         """
         costs, stages = self.costs, self.stages - len(rest) + 1
         ends = [0, *(place for place in inner if place < rest[0]), rest[0]]

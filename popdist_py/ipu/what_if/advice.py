@@ -191,7 +191,7 @@ def _together(run: Run, ordered: Sequence[Advice]) -> tuple[Advice, ...]:
 
 
 def _after(run: Run, kinds: Sequence[Kind]) -> Run:
-    """Return a run after changes of the given kinds, of which some may not be possible any more."""
+    """Return a run after changes of the given kinds, without those that are no longer possible."""
     for kind in kinds:
         run = next((other for k, _, other in changes(run) if k == kind), run)
     return run

@@ -327,7 +327,7 @@ def _command(
     if ipus is not None and find not in ("splits", "ipus"):
         raise click.UsageError("--ipus N is for --find splits and --find ipus")
     if options["inference"] and loss is not None:
-        raise click.UsageError("--loss is for training: --inference has none")
+        raise click.UsageError("--loss is for training: inference has no loss")
     asked = CommandOptions(**options, ipus=ipus if find == "splits" else None)
     context = click.get_current_context()
     try:

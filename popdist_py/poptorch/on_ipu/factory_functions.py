@@ -33,8 +33,8 @@ def factory_function(factory: str) -> Callable[..., Any]:
     where, colon, name = factory.rpartition(":")
     if not colon or not where or not name:
         raise FactoryError(
-            f"{factory!r} names no factory: expected package.module:function or file.py:function, "
-            "as in torchvision.models:resnet50"
+            f"{factory!r} does not name a function: expected package.module:function or "
+            "file.py:function, as in torchvision.models:resnet50"
         )
     found: Any = _loaded_file(Path(where)) if where.endswith(".py") else _loaded_module(where)
     for part in name.split("."):
@@ -62,7 +62,7 @@ def _loaded_module(name: str) -> ModuleType:
     if not is_there:
         known = [each.name for each in iter_modules(path)]
         raise FactoryError(
-            f"there is no module {name}; a file is named with its .py{_nearest(last, known)}"
+            f"there is no module {name}; the name of a file ends with .py{_nearest(last, known)}"
         )
     with user_code(name):
         return importlib.import_module(name)

@@ -61,9 +61,11 @@ class InputSpec:
         except ValueError:
             sizes = (0,)
         if any(size < 1 for size in sizes) or not word:
-            raise ValueError(f"{word!r} is no shape of a sample: expected as in 3x224x224:float16")
+            raise ValueError(
+                f"{word!r} is not the shape of a sample: expected, for example, 3x224x224:float16"
+            )
         if type_ and type_ not in _TYPES:
-            raise ValueError(f"{type_!r} is no type of an input: expected {', '.join(_TYPES)}")
+            raise ValueError(f"{type_!r} is not a type of an input: expected {', '.join(_TYPES)}")
         return cls(sizes, type_ or "float32")
 
     def tensor(self, batch: int) -> torch.Tensor:
@@ -245,8 +247,8 @@ def _check_call(example: Example) -> None:
     except TypeError as error:
         hint = "return" if example.has_inputs else "give --input once for"
         raise FactoryError(
-            f"the forward takes {signature}, but its inputs are others ({error}): {hint} each "
-            "argument"
+            f"the forward takes {signature}, which does not match its inputs ({error}): {hint} "
+            "each argument"
         ) from error
 
 

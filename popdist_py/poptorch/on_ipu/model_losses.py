@@ -75,12 +75,12 @@ def with_loss(example: Example, loss: str) -> Iterator[Example]:
     if output.dim() < 2 and "cross-entropy" in loss:
         raise FactoryError(
             f"the first output has the shape {tuple(output.shape)}: cross entropy needs classes; "
-            "choose --loss mse, or own where the forward returns its loss"
+            "choose --loss mse, or own if the forward returns its loss"
         )
     if not output.dtype.is_floating_point:
         raise FactoryError(
             f"the first output has the type {str(output.dtype)[6:]}: a loss needs float32 or "
-            "float16; choose --inference, or --loss own where the forward returns its loss"
+            "float16; choose --inference, or --loss own if the forward returns its loss"
         )
     module, own, compute = example.module, example.module.forward, LOSSES[loss]
     hooks = {name: vars(module)[name] for name in _HOOKS}
@@ -128,5 +128,5 @@ def _first_tensor(made: Any) -> torch.Tensor:
         return _first_tensor(values[0])
     raise FactoryError(
         f"the forward returned {type(made).__name__}: a loss needs a tensor, or a tuple or dict of "
-        "them; choose --loss own where the forward returns its loss"
+        "them; choose --loss own if the forward returns its loss"
     )

@@ -11,7 +11,7 @@ from popdist_py.ipu.settings import Settings
     ("options", "message"),
     [
         ({"accumulation": 0}, "accumulation is 0"),
-        ({"is_training": False, "accumulation": 2}, "inference updates nothing"),
+        ({"is_training": False, "accumulation": 2}, "inference has no weight updates"),
         ({"io_tiles": 33}, "an even number"),
         ({"io_tiles": 30}, "from 32 to 192"),
         ({"io_tiles": 1472}, "from 32 to 192"),

@@ -178,7 +178,7 @@ def test_a_mask_that_all_layers_read_costs_its_own_bytes(layers, length, width):
     assert mask <= peak(with_it).bytes - peak(without).bytes <= mask + ids
     again = [moment.name for moment in with_it if moment.name.endswith("(recompute)")]
     assert again.count("mask (recompute)") == 1
-    # Nothing of another layer is recomputed with the last layer.
+    # The recomputation of the last layer does not contain operations of another layer.
     last = again[: again.index(f"layers.{layers - 1}.softmax (recompute)")]
     assert not any(name.startswith("layers.0") for name in last)
     assert [n for n in again if "masked" not in n and n != "mask (recompute)"] == [

@@ -129,8 +129,8 @@ def test_hooks_do_not_see_labels():
 @pytest.mark.parametrize(
     ("factory", "words", "inputs", "said"),
     [
-        ("torchvision", {}, "3", "names no factory"),
-        (":mlp", {}, "3", "names no factory"),
+        ("torchvision", {}, "3", "does not name a function"),
+        (":mlp", {}, "3", "does not name a function"),
         ("nowhere.at_all:f", {}, "3", "no module nowhere;"),
         ("..x:f", {}, "3", "no module"),
         ("no/such.py:f", {}, "3", "no file no/such.py"),

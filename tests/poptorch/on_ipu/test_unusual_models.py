@@ -115,7 +115,7 @@ def test_inference_does_not_train():
         ("number_output", "choose --loss mse, or own"),
         ("odd_width", "in <lambda>"),
         ("norm", "give --batch 2 or more, or --inference"),
-        ("KeywordOnly", "the forward takes (*, x), but its inputs are others"),
+        ("KeywordOnly", "the forward takes (*, x), which does not match its inputs"),
         ("a_class", "return an instance, as in Linear(...)"),
         ("a_list", "returned list: expected a torch.nn.Module"),
         ("three", "returned tuple: expected a torch.nn.Module"),
@@ -156,7 +156,7 @@ def test_an_interruption_has_its_own_exit_code():
         ("layers", "2,2", "gives 2 twice"),
         ("layers", "2,", "with one comma between them"),
         ("nested", "1,1.0", "1 and 1.0 of --split begin with the same operation"),
-        ("Twice", "never", "no module never runs in the forward"),
+        ("Twice", "never", "the forward runs no module never"),
         ("Twice", "first", "with which the model begins"),
     ],
 )
