@@ -21,11 +21,13 @@ _WIDTH: Final = 100
 _GAP: Final = "  "
 _RAMP: Final = " .:-=+*#%@"
 _COURSE_WIDTH: Final = 60
+# Shares from this one on are displayed as multiples, because long percentages are hard to read.
+_MANY: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A share of a whole, which is displayed as a percentage.
+    """A share of a whole, which is displayed as a percentage, or as a multiple if it is very large.
 
     The number 1 stands for the whole. A share is larger than 1 if, for example, a model needs more
     memory than an IPU has.
@@ -33,8 +35,13 @@ class Share:
 
     value: float
 
+    @property
+    def is_multiple(self) -> bool:
+        """Whether the share is displayed as a multiple of the whole, such as ``18,299 times``."""
+        return self.value >= _MANY
+
     def __str__(self) -> str:
-        return f"{self.value:.1%}"
+        return f"{self.value:,.0f} times" if self.is_multiple else f"{self.value:.1%}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Final
 
 from popdist_py.html_pages.chart_colours import LIGHT, NEUTRAL, series_colour
 from popdist_py.html_pages.page import Chart, Details, Part, Table
+from popdist_py.ipu.documents.document import Share
 from popdist_py.ipu.memory_contents import Contribution, Verdict
 
 __all__ = [
@@ -90,8 +91,8 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share of a whole as a percentage with one decimal: ``70.7%``."""
-    return f"{share:.1%}"
+    """Return a share of a whole as ``70.7%``, or as a multiple if it is large: ``450 times``."""
+    return str(Share(share))
 
 
 def module_of(part: Contribution, depth: int) -> str:

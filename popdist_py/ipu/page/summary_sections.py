@@ -18,8 +18,9 @@ from popdist_py.html_pages.page import (
     Table,
     TableRow,
 )
+from popdist_py.ipu.documents.document import Share
 from popdist_py.ipu.graph import Graph
-from popdist_py.ipu.memory_contents import UNCERTAINTY, IpuMemory, Verdict
+from popdist_py.ipu.memory_contents import UNCERTAINTY, IpuMemory, Verdict, share_of
 from popdist_py.ipu.page.charted_values import (
     VERDICT_KINDS,
     WHOLE_PROGRAM,
@@ -49,9 +50,12 @@ def opening_facts(run: Run, memory: MemoryPage, execution: ExecutionPage) -> Fac
     own = _fullest(memory.ipus)
     report, settings = execution.report, run.settings
     replicas = counted(settings.replicas, "replica")
+    where = f"on IPU {own.ipu}"
+    if not Share(own.share).is_multiple:
+        where = f"± {UNCERTAINTY:.0%}, {where}"
     return Facts(
         [
-            Fact("fullest tile", percent(own.share), f"± {UNCERTAINTY:.0%}, on IPU {own.ipu}"),
+            Fact("fullest tile", percent(own.share), where),
             Fact("throughput", f"{report.throughput:,.1f}", "samples/s of all replicas"),
             Fact("a call", duration(report.seconds), f"{report.total:,} cycles"),
             Fact("IPUs", str(run.placement.num_ipus * settings.replicas), replicas),
@@ -164,7 +168,7 @@ def insights_section(memory: MemoryPage) -> Section:
 
 def _panel(own: IpuMemory) -> Part:
     figures = (
-        f"the fullest tile of IPU {own.ipu} needs {percent(own.share)} ± {UNCERTAINTY:.0%} of the "
+        f"the fullest tile of IPU {own.ipu} needs {share_of(own.share, '±')} the "
         f"{own.tile_bytes:,} bytes of a tile"
     )
     if own.verdict == "fits":

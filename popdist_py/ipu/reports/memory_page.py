@@ -21,6 +21,7 @@ from popdist_py.ipu.memory_contents import (
     IpuMemory,
     MemoryReport,
     Verdict,
+    share_of,
 )
 from popdist_py.ipu.reports.memory_over_time import LiveBytes, curve
 from popdist_py.ipu.searches import Run
@@ -76,8 +77,8 @@ class MemoryPage(Report):
         where = counted(number, f"{self.device} IPU")
         said = "close to the limit" if self.verdict == "close" else self.verdict
         headline = (
-            f"Memory: {said} on {where}; the fullest tile needs {self.share:.1%} "
-            f"+- {UNCERTAINTY:.0%} of its {self.tile_bytes:,} bytes"
+            f"Memory: {said} on {where}; the fullest tile needs {share_of(self.share)} its "
+            f"{self.tile_bytes:,} bytes"
         )
         sections = (*self._advice(), self._ipus(), *self._categories(), self._contributions())
         return Document(headline, self.fits, (*sections, self._curves()))

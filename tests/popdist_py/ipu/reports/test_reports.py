@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -136,6 +137,18 @@ def test_a_model_of_one_operation_has_reports():
         own = run(graph, is_training=is_training, synthetic_data=True)
         assert "fits on 1 mk2 IPU;" in str(memory_page(own))
         assert "samples/s" in str(execution_page(own))
+
+
+def test_an_absurd_share_is_a_multiple():
+    own = run(mlp([784, 256, 10], 10**9), optimizer=ADAM)
+    text = str(memory_page(own))
+    headline, *rest = text.splitlines()
+    times = f"{own.fullest.share:,.0f} times"
+    assert headline == (
+        f"Memory: does not fit on 1 mk2 IPU; the fullest tile needs {times} its 638,976 bytes"
+    )
+    assert times in "\n".join(rest)
+    assert not re.search(r"[0-9]{5}\.[0-9]%", text)
 
 
 def test_columns_of_many_ipus_have_room():
