@@ -20,7 +20,8 @@ from typing import Any, Final
 
 from popdist_py.collectives.between_hosts.mesh import ConnectionLostError
 from popdist_py.html_pages.page import Chart
-from popdist_py.ipu.page.saved_reports import comparison_section, read_saved_reports
+from popdist_py.ipu.page.comparison_section import comparison_section
+from popdist_py.ipu.page.saved_reports import read_saved_reports
 from popdist_py.peers import greeting
 from popdist_py.peers.gate import Gate
 from popdist_py.pods.model.json_values import decode, encode, to_json
