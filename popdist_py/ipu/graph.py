@@ -225,7 +225,7 @@ class Graph:
                     f"{operation.name} reads {missing[0]}, which is not in the graph before it"
                 )
             if own in known:
-                raise ValueError(f"two operations compute {own}")
+                raise ValueError(f"two tensors have the name {own}")
             known.add(own)
         if missing := [name for name in self.outputs if name not in known]:
             raise ValueError(f"no operation computes the output {missing[0]}")
