@@ -6,7 +6,7 @@ rich takes longer than making a report.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,10 @@ from popdist_py.ipu.documents.document import Cell, Course, Document, Section, S
 __all__ = ["rendered"]
 
 _BAR_WIDTH: Final = 10
+# The least width of a column of words, if the other columns would need all of the terminal.
+_LEAST_WORDS: Final = 10
+# A width that is enough for every table.
+_UNLIMITED: Final = 10_000
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 
 
@@ -32,20 +36,65 @@ def rendered(document: Document) -> RenderableType:
 def _parts(section: Section) -> Iterator[RenderableType]:
     yield Text(f"\n{section.title}", style="bold")
     if section.columns:
+        yield _Table(section)
+    yield from (Text(f" {line}") for note in section.notes for line in note.split("\n"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table that fits into a narrow terminal without lines that break inside of a number.
+
+    In a narrow terminal, the words of titles are below each other. In a very narrow terminal,
+    shares have no bars.
+    """
+
+    section: Section
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        table = self._made()
+        if Measurement.get(console, options.update(width=_UNLIMITED), table).maximum <= (
+            options.max_width
+        ):
+            yield table
+            return
+        for has_bars in (True, False):
+            widths = self._widths(has_bars=has_bars)
+            least = sum(_LEAST_WORDS if width is None else width for width in widths)
+            if least + 2 * len(widths) <= options.max_width:
+                yield self._made(widths, has_bars=has_bars)
+                return
+        yield self._made(has_bars=False)
+
+    def _widths(self, *, has_bars: bool) -> list[int | None]:
+        """Return the least width of each column of numbers, and None for columns of words."""
+        widths: list[int | None] = []
+        for index, column in enumerate(self.section.columns):
+            cells = [row[index] for row in self.section.rows]
+            if column.is_words or any(isinstance(cell, Course) for cell in cells):
+                widths.append(None)
+                continue
+            lengths = [len(word) for word in column.name.split()]
+            for cell in cells:
+                drawn = _bar(cell) if has_bars and isinstance(cell, Share) else str(cell)
+                lengths.append(len(drawn))
+            widths.append(max(lengths))
+        return widths
+
+    def _made(self, widths: Sequence[int | None] = (), *, has_bars: bool = True) -> Table:
         table = Table(box=None, pad_edge=True, header_style="dim")
-        for index, column in enumerate(section.columns):
+        for index, column in enumerate(self.section.columns):
             table.add_column(
                 Text(column.name),
                 justify="left" if column.is_words else "right",
                 overflow="fold",
-                # In a narrow terminal, a line must not break between a bar of a table cell and the
-                # bar's percentage.
-                no_wrap=any(isinstance(row[index], Share) for row in section.rows),
+                width=widths[index] if widths else None,
+                # A line must not break between a bar of a table cell and the bar's percentage.
+                no_wrap=any(isinstance(row[index], Share) for row in self.section.rows),
             )
-        for row in section.rows:
-            table.add_row(*map(_cell, row))
-        yield table
-    yield from (Text(f" {line}") for note in section.notes for line in note.split("\n"))
+        for row in self.section.rows:
+            cells = row if has_bars else [str(c) if isinstance(c, Share) else c for c in row]
+            table.add_row(*map(_cell, cells))
+        return table
 
 
 def _cell(cell: Cell) -> RenderableType:

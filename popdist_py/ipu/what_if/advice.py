@@ -72,8 +72,9 @@ class OutOfMemory:
         together: Changes that together make the model fit. The memory and the time of each of them
             are compared with the run after the changes before it. ``together`` is empty if the
             changes are not enough.
-        more_ipus: A text with a larger number of IPUs on which the model fits without other
-            changes, and with the IPUs' first operations. ``more_ipus`` may be empty.
+        more_ipus: A text with a larger number of IPUs on which the model fits, and with the IPUs'
+            first operations. If the longer pipeline needs more micro-batches, the text says how
+            many. ``more_ipus`` may be empty.
     """
 
     memory: IpuMemory
@@ -204,9 +205,12 @@ def _on_more_ipus(run: Run) -> str:
     count = 2 ** (run.placement.num_ipus.bit_length())
     for _ in range(_MORE_COUNTS):
         stages = count + 1 if shared_weights(run.graph) else count
-        found = divided(with_micro_batches(run, stages), count)
+        filled = with_micro_batches(run, stages)
+        found = divided(filled, count)
         if found is not None and found.fits:
-            return f"{count} IPUs: {beginnings(found)}"
+            name = "accumulation" if run.settings.is_training else "device iterations"
+            needs = "" if filled is run else f" with {name} of {filled.settings.micro_batches}"
+            return f"{count} IPUs{needs}: {beginnings(found)}"
         count *= 2
     return ""
 

@@ -186,6 +186,27 @@ def test_a_bar_and_its_figure_stay_together_on_a_narrow_terminal():
     assert "███████░░░  68.8%" in console.export_text()
 
 
+@pytest.mark.parametrize("width", [76, 80, 100])
+def test_no_number_and_no_title_is_cut_on_a_narrow_terminal(width):
+    own = run(
+        resnet([3, 4, 23, 3], 64, 64), ["layer3.8"], accumulation=3, optimizer=ADAM,
+        ipu=replace(MK2, tiles=900),
+    )  # fmt: skip
+    console = Console(width=width, record=True, force_terminal=True, file=io.StringIO())
+    memory_report, execution_report = memory_page(own), execution_page(own)
+    console.print(memory_report)
+    console.print(execution_report)
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    words = text.split()
+    for own_ipu in memory_report.ipus:
+        assert f"{own_ipu.fullest_tile:,}" in words
+    sections = (*memory_report.document().sections, *execution_report.document().sections)
+    for section in sections:
+        for column in section.columns:
+            assert set(column.name.split()) <= set(words)
+
+
 def test_rich_without_block_characters():
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     Console(width=120, file=out).print(pages("ladder_half")[0])
