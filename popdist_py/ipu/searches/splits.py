@@ -74,8 +74,8 @@ def best_splits(
             and so on.
         places: The numbers of the operations where a stage may begin. If ``places`` is None, a
             stage may begin with every operation.
-        tries_all: Whether to try all places where a stage may begin, if a search with only some of
-            the places does not find a division that fits into memory. The search with all places
+        tries_all: Whether to try all places where a stage may begin, if no list of IPUs has a
+            division at a selection of the places that fits into memory. The search with all places
             can take a minute.
         is_quick: Whether to return the first division that is found. The slowest stage of this
             division is fast, but another division may need fewer clock cycles.
@@ -84,14 +84,16 @@ def best_splits(
     inner = range(1, count) if places is None else sorted(set(places) - {0, count})
     searches = [_Search(DivisionCosts(run, ipus), inner) for ipus in _ipu_lists(run, stages)]
     for limit in LIMITS:
-        found = []
-        for search in searches:
-            cuts = search.best(limit, tries_all=tries_all, is_quick=is_quick)
-            if cuts is not None:
-                found.append((search.costs.cycles(cuts), cuts, search.costs.ipus))
-        if found:
-            _, cuts, ipus = min(found)
-            return placement_of(cuts, ipus)
+        # All places are tried only if no list of IPUs has a division at the selected places.
+        for has_all_places in (False, True) if tries_all else (False,):
+            found = []
+            for search in searches:
+                cuts = search.best(limit, tries_all=has_all_places, is_quick=is_quick)
+                if cuts is not None:
+                    found.append((search.costs.cycles(cuts), cuts, search.costs.ipus))
+            if found:
+                _, cuts, ipus = min(found)
+                return placement_of(cuts, ipus)
     return None
 
 

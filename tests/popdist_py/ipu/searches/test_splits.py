@@ -19,7 +19,7 @@ from popdist_py.ipu.schedule import least_accumulation
 from popdist_py.ipu.searches import Run, best_splits, splits
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, Location, Settings
 from popdist_py.ipu.specification import MK2
-from tools.device.ipu_graphs import Builder, mlp, resnet
+from tools.device.ipu_graphs import Builder, mlp, resnet, transformer
 from tools.device.ipu_published import PUBLISHED
 
 OPTIONS = st.builds(
@@ -193,3 +193,20 @@ def test_all_places_are_tried_where_some_do_not_fit(monkeypatch):
         if found is not None and quick is None:
             return
     raise AssertionError("no device on which it matters")
+
+
+def test_all_places_are_tried_only_if_no_list_of_ipus_has_a_division(monkeypatch):
+    """The first and the last operation share a weight, so that the last stage returns to IPU 0."""
+    monkeypatch.setattr(splits, "_FEW_DIVISIONS", 0)
+    tried = []
+
+    class Watched(splits._Search):
+        def best(self, limit, *, tries_all, is_quick):
+            tried.append((self.costs.ipus, tries_all))
+            return super().best(limit, tries_all=tries_all, is_quick=is_quick)
+
+    monkeypatch.setattr(splits, "_Search", Watched)
+    graph = transformer(layers=4, width=64, length=32, batch=2, words=200)
+    run = Run(graph, Placement.cut(graph), Settings(accumulation=8, optimizer=ADAM), MK2)
+    assert best_splits(run, 2).ipus == (0, 1, 0)
+    assert tried == [((0, 1), False), ((0, 1, 0), False)]
