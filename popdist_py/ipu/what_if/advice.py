@@ -194,7 +194,9 @@ def _together(run: Run, ordered: Sequence[Advice]) -> tuple[Advice, ...]:
 def _after(run: Run, kinds: Sequence[Kind]) -> Run:
     """Return a run after changes of the given kinds, without those that are no longer possible."""
     for kind in kinds:
-        run = next((other for k, _, other in changes(run) if k == kind), run)
+        # Other splits are never combined with other changes, see ``_OTHER_MODELS``.
+        possible = changes(run, tries_splits=False)
+        run = next((other for k, _, other in possible if k == kind), run)
     return run
 
 

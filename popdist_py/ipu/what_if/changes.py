@@ -42,8 +42,11 @@ _OFF_CHIP = Location(on_chip=False)
 _MOST_IO_TILES = 192
 
 
-def changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
-    """Yield changes of a run that may save memory, in the order of Graphcore's tips."""
+def changes(run: Run, *, tries_splits: bool = True) -> Iterator[tuple[Kind, str, Run]]:
+    """Yield changes of a run that may save memory, in the order of Graphcore's tips.
+
+    The search for other splits takes longer than all other changes, so it can be left out.
+    """
     graph, settings = run.graph, run.settings
     if graph.batch > 1:
         batch = graph.batch // 2
@@ -71,7 +74,7 @@ def changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
         half_sums = replace(settings, partials="float16", matmul_partials=None)
         yield "half partials", "partials in float16", replace(run, settings=half_sums)
     yield from _program_changes(run)
-    if settings.is_pipelined and run.placement.num_stages > 1:
+    if tries_splits and settings.is_pipelined and run.placement.num_stages > 1:
         splits = best_splits(run, run.placement.num_ipus, tries_all=False, is_quick=True)
         if splits is not None:
             divided = replace(run, placement=splits)
