@@ -86,8 +86,10 @@ def _combinations(run: Run, count: int) -> Iterator[Combination]:
     A combination is left out if fewer changes are enough, because each change costs time.
     """
     options = sorted(_options(run, count), key=lambda option: len(option[0]))
-    if not options or divided(options[-1][1], count) is None:
-        # The last combination has all options that save memory, so it needs the least.
+    # For each kind of recomputation, the last combination has all options that save memory, so it
+    # needs the least. Which kind of recomputation needs the least depends on the model.
+    smallest = {(o.settings.recompute, o.settings.recomputes_last): o for _, o in options}
+    if all(divided(changed, count) is None for changed in reversed(smallest.values())):
         return
     enough: list[frozenset[str]] = []
     for changes, changed in options:
@@ -163,12 +165,14 @@ def _stored(settings: Settings) -> Iterator[tuple[tuple[str, ...], Settings]]:
         return
     states, activations = settings.optimizer_location, settings.activation_location
     changed: list[tuple[tuple[str, ...], Settings]] = [((), settings)]
-    if settings.optimizer.state and settings.replicas > 1 and not states.is_sharded:
+    # Locations have no effect on the state of a combined optimiser.
+    has_state = settings.optimizer.state and not settings.optimizer.is_combined
+    if has_state and settings.replicas > 1 and not states.is_sharded:
         sharded = replace(states, is_sharded=True)
         changed.append(
             (("optimiser state sharded",), replace(settings, optimizer_location=sharded))
         )
-    if settings.optimizer.state and states.on_chip:
+    if has_state and states.on_chip:
         for texts, each in tuple(changed):
             away = replace(each.optimizer_location, on_chip=False)
             change = "optimiser state off the chip"

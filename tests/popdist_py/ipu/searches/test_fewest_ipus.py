@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from popdist_py.ipu.graph import Placement
+from popdist_py.ipu.graph import Graph, Operation, Placement, Product, Tensor, saved_by
 from popdist_py.ipu.searches import Run, fewest_ipus
-from popdist_py.ipu.settings import ADAM, HALF_ADAM, Settings
+from popdist_py.ipu.settings import ADAM, HALF_ADAM, Location, Settings
 from popdist_py.ipu.specification import MK2
 from tools.device.ipu_graphs import mlp
 
@@ -72,6 +72,28 @@ def test_a_pipeline_gets_the_micro_batches_that_it_needs():
         assert (f"accumulation of {one.run.settings.accumulation}" in one.changes) == (
             one.run.settings.accumulation > 1
         )
+
+
+def test_recomputation_that_needs_more_memory_hides_no_combination():
+    """The largest tensor is kept off the chip, but a recomputation would make it on the chip."""
+    kinds = (("product", 1_200_000), ("norm", 100_000), ("elementwise", 600_000), ("pool", 2_000))
+    read, operations = "in", []
+    for kind, size in (*kinds, ("pool", 200_000)):
+        output = Tensor(f"{kind}{len(operations)}:out", size)
+        saved = saved_by(kind, (read,), output.name, has_weights=False)
+        product = Product(1, 16, 4096) if kind == "product" else None
+        name = output.name.removesuffix(":out")
+        operations.append(Operation(name, kind, (read,), output, (), saved, product))
+        read = output.name
+    graph = Graph((Tensor("in", 100),), (), tuple(operations), (read,), 64)
+    settings = Settings(recompute="none", synthetic_data=True)
+    run = Run(graph, Placement.cut(graph), settings, replace(MK2, tile_bytes=190_000))
+    away = replace(settings, activation_location=Location(on_chip=False))
+    again = replace(away, recompute="stage", recomputes_last=True)
+    assert replace(run, settings=away).fits
+    assert replace(run, settings=again).fullest.verdict == "does not fit"
+    (best, *_) = fewest_ipus(run, 1)
+    assert best.changes == ("activations off the chip",)
 
 
 def test_nothing_fits():
