@@ -43,7 +43,7 @@ class SavedIpu:
 
 @dataclass(frozen=True, slots=True)
 class SavedReports:
-    """The figures of a saved report about memory and time that a comparison shows.
+    """The figures about memory and time that a comparison shows of a saved report.
 
     Attributes:
         name: The name of the model or of the file.

@@ -12,9 +12,8 @@ fewest_ipus          the search for the fewest IPUs on which a model fits
 search_answers       the results of the searches for printing and as JSON
 
 A search changes the configuration of a run in many ways, and estimates the memory and time of each
-changed configuration. No module of this package estimates a single configuration itself, which the
-modules ``memory`` and ``cycles`` of the package ``ipu`` do.
-May call: ipu, documents, errors.
+changed configuration. No module of this package estimates a configuration itself: the modules
+``memory`` and ``cycles`` of the package ``ipu`` do. May call: ipu, documents, errors.
 """
 
 from popdist_py.ipu.searches.batch import largest_batch

@@ -163,7 +163,7 @@ def test_splits_of_the_ladder_are_at_least_as_good_as_those_of_the_tutorial():
 
 
 def test_a_longer_stage_may_need_less():
-    """Less has to be kept if a stage begins before a large tensor, so all places are tried."""
+    """A stage keeps less if it begins before a large tensor, so the search tries all places."""
     build = Builder(64, "float16")
     x = build.input("input", 64)
     x = build.linear("narrow", x, 1, (64, 64))
