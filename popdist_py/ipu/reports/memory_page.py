@@ -25,7 +25,7 @@ from popdist_py.ipu.memory_contents import (
 )
 from popdist_py.ipu.reports.memory_over_time import LiveBytes, curve
 from popdist_py.ipu.searches import Run
-from popdist_py.ipu.what_if import OutOfMemory, explain
+from popdist_py.ipu.what_if import INCOMPLETE, OutOfMemory, explain
 
 __all__ = ["MemoryPage", "memory_page"]
 
@@ -124,6 +124,7 @@ class MemoryPage(Report):
             "advice": [asdict(one) for one in self.problem.advice] if self.problem else [],
             "together": [asdict(one) for one in self.problem.together] if self.problem else [],
             "more_ipus": self.problem.more_ipus if self.problem else "",
+            "is_complete": self.problem.is_complete if self.problem else True,
         }
 
     def _advice(self) -> Iterator[Section]:
@@ -142,6 +143,8 @@ class MemoryPage(Report):
             yield Section("What makes it fit, one after the other", (*numbers, change), steps)
         if self.problem.more_ipus:
             yield Section("More IPUs", notes=(f"It also fits on {self.problem.more_ipus}",))
+        if not self.problem.is_complete:
+            yield Section("What is missing", notes=(INCOMPLETE,))
         how = tuple(f"{one.change}: {one.how}" for one in self.problem.advice if one.how)
         if how:
             yield Section("How", notes=how)

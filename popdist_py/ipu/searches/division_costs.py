@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
+from copy import copy
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import inf
 from typing import Final, TypeAlias
 
 from popdist_py.ipu.accumulation_window import window_length
@@ -20,7 +22,7 @@ from popdist_py.ipu.searches.places import lives
 from popdist_py.ipu.searches.run import Run
 from popdist_py.ipu.stage_cycles import StageCycles, operation_cycles, stage_cycles
 
-__all__ = ["Cuts", "DivisionCosts", "placement_of", "shared_weights"]
+__all__ = ["Cuts", "DivisionCosts", "Effort", "EffortSpent", "placement_of", "shared_weights"]
 
 # The places where the stages of a model begin and end, in ascending order. A place is the number of
 # the operation behind the place. The first place is 0, and the last one the number of operations.
@@ -28,6 +30,36 @@ Cuts: TypeAlias = tuple[int, ...]
 
 # The largest number of parts of a model whose weight updates are estimated separately.
 _PARTS: Final = 64
+
+
+class EffortSpent(Exception):
+    """The search has estimated the memory of as many operations as it may."""
+
+
+@dataclass(slots=True)
+class Effort:
+    """The number of operations whose memory a search may still estimate.
+
+    The limit bounds the time of a search, and makes its result independent of the machine's speed.
+
+    Attributes:
+        left: The number of operations that the search may still estimate.
+        is_spent: Whether the search had to leave out a part of its comparisons.
+    """
+
+    left: float = inf
+    is_spent: bool = False
+
+    def spend(self, operations: int) -> None:
+        """Count operations whose memory is estimated next.
+
+        Raises:
+            EffortSpent: The search may not estimate so many operations any more.
+        """
+        if operations > self.left:
+            self.is_spent = True
+            raise EffortSpent
+        self.left -= operations
 
 
 class DivisionCosts:
@@ -39,18 +71,10 @@ class DivisionCosts:
         count: The number of operations of the model.
     """
 
-    def __init__(self, run: Run, ipus: Sequence[int]) -> None:
+    def __init__(self, run: Run, ipus: Sequence[int], effort: Effort | None = None) -> None:
         self.run = run
-        self.ipus = tuple(ipus)
         self.count = len(run.graph.operations)
-        again = run.settings.recomputing(Placement(tuple(range(len(self.ipus))), self.ipus))
-        stages = range(len(self.ipus))
-        # Stages with equal kinds have equal times, and stashes of different depths at most.
-        self._kinds = [
-            (stage in again, run.settings.proportion(ipu), run.settings.matmul_proportion and ipu)
-            for stage, ipu in enumerate(self.ipus)
-        ]
-        self._depths = [stash_depth(s, len(self.ipus), run.settings) for s in stages]
+        self._effort = effort or Effort()
         self._least = [0, *accumulate(least_bytes(run.graph, run.settings))]
         self._room = (run.ipu.tiles - run.settings.io_tiles) * run.ipu.tile_bytes
         self.shared = shared_weights(run.graph)
@@ -60,13 +84,32 @@ class DivisionCosts:
         # For each place where a stage ends, the cycles for copying the tensors of all operations
         # before each place.
         self._copies: dict[int, list[float]] = {}
+        made = {o.output.name: i for i, o in enumerate(run.graph.operations)}
+        self._receivers = sorted(_first_readers(run.graph).values())
+        self._outputs = [made[name] for name in run.graph.outputs if name in made]
+        self._set_ipus(ipus)
+
+    def _set_ipus(self, ipus: Sequence[int]) -> None:
+        """Compute the attributes that depend on the IPUs of the stages."""
+        self.ipus, run = tuple(ipus), self.run
+        again = run.settings.recomputing(Placement(tuple(range(len(self.ipus))), self.ipus))
+        # Stages with equal kinds have equal times, and stashes of different depths at most.
+        self._kinds = [
+            (stage in again, run.settings.proportion(ipu), run.settings.matmul_proportion and ipu)
+            for stage, ipu in enumerate(self.ipus)
+        ]
+        stages = range(len(self.ipus))
+        self._depths = [stash_depth(s, len(self.ipus), run.settings) for s in stages]
         self._stages: dict[tuple[object, ...], StageCycles] = {}
         self._shares: dict[tuple[object, ...], dict[tuple[int, ...], float]] = {}
         self._sending: dict[tuple[int, ...], float] = {}
-        made = {o.output.name: i for i, o in enumerate(run.graph.operations)}
-        self._receivers = sorted(_first_readers(run.graph).values())
         self._syncs = _sync_cycles(run, len(self.ipus))
-        self._outputs = [made[name] for name in run.graph.outputs if name in made]
+
+    def with_ipus(self, ipus: Sequence[int]) -> DivisionCosts:
+        """Return the costs of the same model's divisions that use another list of IPUs."""
+        other = copy(self)
+        other._set_ipus(ipus)
+        return other
 
     def cycles(self, cuts: Cuts) -> float:
         """Return the clock cycles of one call of the model with a division."""
@@ -95,6 +138,10 @@ class DivisionCosts:
         same = [s for s, ipu in enumerate(self.ipus) if ipu == self.ipus[stage] and s != stage]
         return tuple(place for s in same for place in cuts[s : s + 2])
 
+    def recomputes(self, stage: int) -> bool:
+        """Return whether a stage recomputes activations for its backward pass."""
+        return self._kinds[stage][0]
+
     def estimated_work(self, begin: int, end: int, stage: int) -> float:
         """Return an estimate of the clock cycles that a micro-batch takes in a stage.
 
@@ -106,7 +153,7 @@ class DivisionCosts:
         first = bisect_left(self._receivers, begin)
         if first < len(self._receivers) and self._receivers[first] < end:
             receive += self._syncs
-        times = 2 if self._kinds[stage][0] else 1
+        times = 2 if self.recomputes(stage) else 1
         copies = self._leaving(begin, end) if self.run.settings.is_pipelined else 0.0
         return receive + times * forward + backward + copies
 
@@ -177,15 +224,24 @@ class DivisionCosts:
         )
 
     def fits(self, cuts: Cuts, limit: float) -> bool:
-        """Return whether the fullest tile of every IPU has at most a share of ``limit`` in use."""
+        """Return whether the fullest tile of every IPU has at most a share of ``limit`` in use.
+
+        If the search may not estimate more operations, the function returns False.
+        """
         firsts = {ipu: stage for stage, ipu in reversed(list(enumerate(self.ipus)))}
-        return all(self.stage_fits(cuts, stage, limit) for stage in firsts.values())
+        try:
+            return all(self.stage_fits(cuts, stage, limit) for stage in firsts.values())
+        except EffortSpent:
+            return False
 
     def stage_fits(self, cuts: Cuts, stage: int, limit: float) -> bool:
         """Return whether the IPU of a stage has room for all of its stages.
 
         A stage that fits into memory also fits with a smaller stash of activations, so a known
         result for another number of kept micro-batches may be enough.
+
+        Raises:
+            EffortSpent: The search may not estimate more operations.
         """
         ipu = self.ipus[stage]
         own = [s for s, where in enumerate(self.ipus) if where == ipu]
@@ -199,6 +255,7 @@ class DivisionCosts:
                 return True
             if share > limit and all(a >= b for a, b in zip(depths, others, strict=True)):
                 return False
+        self._effort.spend(sum(cuts[s + 1] - cuts[s] for s in own))
         run, placement = self.run, placement_of(cuts, self.ipus)
         memory = ipu_memory(run.graph, placement, run.settings, run.ipu, ipu, run.estimates)
         known[depths] = memory.share

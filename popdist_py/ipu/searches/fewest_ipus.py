@@ -14,7 +14,7 @@ from typing import Final
 from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.memory import least_bytes
 from popdist_py.ipu.memory_contents import Verdict
-from popdist_py.ipu.searches.division_costs import shared_weights
+from popdist_py.ipu.searches.division_costs import Effort, shared_weights
 from popdist_py.ipu.searches.places import cheap_places, with_checkpoints
 from popdist_py.ipu.searches.run import LIMITS, Run
 from popdist_py.ipu.searches.splits import best_splits, with_micro_batches
@@ -117,12 +117,18 @@ def _refined(found: Combination) -> Combination:
     return _combination(replace(found.run, placement=placement), found.changes)
 
 
-def divided(run: Run, count: int) -> Run | None:
-    """Return a run that is divided among ``count`` IPUs, or None if it does not fit."""
+def divided(run: Run, count: int, effort: Effort | None = None) -> Run | None:
+    """Return a run that is divided among ``count`` IPUs, or None if it does not fit.
+
+    Args:
+        run: The configuration of the run.
+        count: The number of IPUs.
+        effort: The number of operations whose memory the search may estimate.
+    """
     room = count * (run.ipu.tiles - run.settings.io_tiles) * run.ipu.tile_bytes
     if sum(least_bytes(run.graph, run.settings)) > LIMITS[-1] * room:
         return None
-    placement = best_splits(run, count, tries_all=False, is_quick=True)
+    placement = best_splits(run, count, tries_all=False, is_quick=True, effort=effort)
     return None if placement is None else replace(run, placement=placement)
 
 

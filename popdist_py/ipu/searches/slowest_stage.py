@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from math import inf
 
-__all__ = ["least_slowest"]
+__all__ = ["beginnings_that_fit", "least_slowest"]
 
 
 def least_slowest(
@@ -18,6 +18,7 @@ def least_slowest(
     stages: int,
     work: Callable[[int, int, int], float],
     fits: Callable[[int, int, int], bool],
+    windows: Sequence[tuple[int, int]] | None = None,
 ) -> tuple[int, ...] | None:
     """Return the ends of stages that fit into memory and make the slowest stage fastest.
 
@@ -34,6 +35,8 @@ def least_slowest(
         fits: A function that tells whether a pipeline stage fits into the memory of its IPU. The
             arguments of the given function are the places where the stage begins and ends, and the
             number of the stage.
+        windows: For each stage, the first and the last index in ``ends`` where the stage may begin.
+            If ``windows`` is None, all places are tried.
     """
     ideal = _ideal(ends, stages, work)
 
@@ -46,7 +49,8 @@ def least_slowest(
         if not stage:
             return [(ideal[0][last], 0)]
         before = ideal[stage - 1]
-        firsts = range(stage, last)
+        low, high = (stage, last - 1) if windows is None else windows[stage]
+        firsts = range(max(stage, low), min(last - 1, high) + 1)
         return sorted((max(before[f], work(ends[f], ends[last], stage)), f) for f in firsts)
 
     @cache
@@ -71,6 +75,60 @@ def least_slowest(
 
     found = best(stages - 1, len(ends) - 1)
     return None if found is None else found[1]
+
+
+def beginnings_that_fit(
+    ends: Sequence[int], stages: int, fits: Callable[[int, int, int], bool]
+) -> list[tuple[int, int]] | None:
+    """Return the windows in which stages can begin, or None if the stages do not fit.
+
+    A window is a pair of the first and the last index in ``ends`` where a stage can begin so that
+    all stages fit into memory. The function assumes that a part of a stage fits if the whole stage
+    fits. It therefore tries few stages, and may overlook divisions in which that is not true.
+
+    Args:
+        ends: The numbers of the operations before which a stage may begin or end.
+        stages: The number of stages into which the model is divided.
+        fits: The function of ``least_slowest`` that tells whether a stage fits into memory.
+    """
+    last = len(ends) - 1
+    latest = [0]
+    for stage in range(stages):
+        begin, after = latest[-1], stages - 1 - stage
+
+        def reaches(length: int, begin: int = begin, stage: int = stage) -> bool:
+            return fits(ends[begin], ends[begin + length], stage)
+
+        latest.append(begin + _longest(reaches, last - after - begin, last // stages))
+        if latest[-1] == begin:
+            return None
+    if latest[-1] < last:
+        return None
+    earliest = [last]
+    for stage in reversed(range(1, stages)):
+        end = earliest[-1]
+
+        def reaches_back(length: int, end: int = end, stage: int = stage) -> bool:
+            return fits(ends[end - length], ends[end], stage)
+
+        earliest.append(end - _longest(reaches_back, end - stage, last // stages))
+        if earliest[-1] == end:
+            return None
+    return list(zip([0, *reversed(earliest[1:])], latest[:-1], strict=True))
+
+
+def _longest(reaches: Callable[[int], bool], most: int, near: int) -> int:
+    """Return the largest length up to ``most`` for which ``reaches`` is true, or 0.
+
+    The search begins with the length ``near``, because ``reaches`` takes long for large lengths.
+    """
+    below, above = 0, max(1, min(near, most))
+    while below < most and reaches(above):
+        below, above = above, min(2 * above, most)
+    while above - below > 1:
+        middle = (below + above) // 2
+        below, above = (middle, above) if reaches(middle) else (below, middle)
+    return below
 
 
 def _ideal(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, pairwise, product
+from itertools import combinations, islice, pairwise, product
 from math import comb
 from typing import Final
 
@@ -18,12 +18,14 @@ from popdist_py.ipu.schedule import least_accumulation
 from popdist_py.ipu.searches.division_costs import (
     Cuts,
     DivisionCosts,
+    Effort,
+    EffortSpent,
     placement_of,
     shared_weights,
 )
 from popdist_py.ipu.searches.places import crossing_bytes
 from popdist_py.ipu.searches.run import LIMITS, Run
-from popdist_py.ipu.searches.slowest_stage import least_slowest
+from popdist_py.ipu.searches.slowest_stage import beginnings_that_fit, least_slowest
 
 __all__ = ["best_splits", "with_micro_batches"]
 
@@ -40,6 +42,8 @@ _SLACK: Final = 1.03
 _TRIED: Final = 24
 # The number of divisions whose beginnings of stages the search moves.
 _STARTS: Final = 2
+# The largest number of lists of IPUs that a quick search compares.
+_QUICK_LISTS: Final = 4
 # The factors for the time of weight updates, which the search for balanced divisions tries.
 _UPDATES: Final = (1.0, 0.0, 4.0)
 # The largest number of times that the search moves beginnings of stages.
@@ -53,6 +57,7 @@ def best_splits(
     *,
     tries_all: bool = True,
     is_quick: bool = False,
+    effort: Effort | None = None,
 ) -> Placement | None:
     """Return the division of a model among IPUs with which a call takes the fewest clock cycles.
 
@@ -79,10 +84,14 @@ def best_splits(
             can take a minute.
         is_quick: Whether to return the first division that is found. The slowest stage of this
             division is fast, but another division may need fewer clock cycles.
+        effort: The number of operations whose memory the search may estimate. A search that has no
+            effort left returns the best division that it has found.
     """
     count = len(run.graph.operations)
     inner = range(1, count) if places is None else sorted(set(places) - {0, count})
-    searches = [_Search(DivisionCosts(run, ipus), inner) for ipus in _ipu_lists(run, stages)]
+    lists = islice(_ipu_lists(run, stages), _QUICK_LISTS if is_quick else None)
+    costs = DivisionCosts(run, range(stages), effort)
+    searches = [_Search(costs.with_ipus(ipus), inner) for ipus in lists]
     for limit in LIMITS:
         # All places are tried only if no list of IPUs has a division at the selected places.
         for has_all_places in (False, True) if tries_all else (False,):
@@ -165,7 +174,7 @@ class _Search:
         selected = self._selected(_MANY_PLACES)
         found = [self._balanced(selected, limit, update) for update in _UPDATES]
         if tries_all and not any(found):
-            found = [self._balanced(self.inner, limit, 0.0)]
+            found = [self._balanced(self.inner, limit, 0.0, tries_all=True)]
         found.append(self._own(limit))
         starts = {cuts for cuts in found if cuts is not None and self.costs.is_allowed(cuts)}
         return sorted(starts, key=self.costs.cycles)[:_STARTS]
@@ -200,19 +209,24 @@ class _Search:
         is_allowed = set(begins) <= set(self.inner) and self.costs.is_allowed(cuts)
         return cuts if is_allowed and self.costs.fits(cuts, limit) else None
 
-    def _balanced(self, inner: Sequence[int], limit: float, update: float) -> Cuts | None:
+    def _balanced(
+        self, inner: Sequence[int], limit: float, update: float, *, tries_all: bool = False
+    ) -> Cuts | None:
         """Return a division that fits and whose slowest IPU is estimated to be fast, or None.
 
         Args:
             inner: The places where stages may begin.
             limit: The share of its memory that each tile may use.
             update: The factor for the time of weight updates. Micro-batches have the factor 1.
+            tries_all: Whether to also try divisions in which a part of a stage that fits may not
+                fit itself.
         """
-        count = self.costs.count
-        if self.returns_to is None:
-            return self._balanced_before((count,), inner, limit, update)
-        begins = self._last_begins(inner)
-        found = (self._balanced_before((b, count), inner, limit, update) for b in begins)
+        rests: list[Cuts] = [(self.costs.count,)]
+        if self.returns_to is not None:
+            rests = [(begin, self.costs.count) for begin in self._last_begins(inner)]
+        found = (
+            self._balanced_before(rest, inner, limit, update, tries_all=tries_all) for rest in rests
+        )
         return min(filter(None, found), key=self.costs.cycles, default=None)
 
     def _last_begins(self, inner: Sequence[int]) -> Iterable[int]:
@@ -227,7 +241,7 @@ class _Search:
         return sorted(begins)
 
     def _balanced_before(
-        self, rest: Cuts, inner: Sequence[int], limit: float, update: float
+        self, rest: Cuts, inner: Sequence[int], limit: float, update: float, *, tries_all: bool
     ) -> Cuts | None:
         """Return a balanced division, given the places where the last stages begin and end.
 
@@ -237,6 +251,7 @@ class _Search:
             inner: The places where the other stages may begin.
             limit: The share of its memory that each tile may use.
             update: The factor for the time of weight updates.
+            tries_all: Whether to try all places, and not only those of ``beginnings_that_fit``.
         """
         costs, stages = self.costs, self.stages - len(rest) + 1
         ends = [0, *(place for place in inner if place < rest[0]), rest[0]]
@@ -244,10 +259,19 @@ class _Search:
             return None
         last = costs.estimated_work(*rest, self.stages - 1) if len(rest) == 2 else 0.0
 
+        known: dict[tuple[int, int, bool, bool], float] = {}
+
         def work(begin: int, end: int, stage: int) -> float:
-            own = costs.estimated_work(begin, end, stage)
-            own += update * costs.estimated_update(begin, end)
-            return own + last if stage == self.returns_to else own
+            key = begin, end, costs.recomputes(stage), stage == self.returns_to
+            if key not in known:
+                own = costs.estimated_work(begin, end, stage)
+                own += update * costs.estimated_update(begin, end)
+                known[key] = own + last if stage == self.returns_to else own
+            return known[key]
+
+        def has_room(begin: int, end: int, stage: int) -> bool:
+            cuts = costs.cuts_around(begin, end, stage, rest)
+            return cuts is not None and costs.stage_fits(cuts, stage, limit)
 
         def fits(begin: int, end: int, stage: int) -> bool:
             cuts = costs.cuts_around(begin, end, stage, rest)
@@ -259,9 +283,15 @@ class _Search:
 
         # If the last of the stages does not fit wherever it begins, no division fits.
         firsts = reversed(range(stages - 1, len(ends) - 1) if stages > 1 else range(1))
-        if not any(fits(ends[first], rest[0], stages - 1) for first in firsts):
+        try:
+            if not any(fits(ends[first], rest[0], stages - 1) for first in firsts):
+                return None
+            windows = None if tries_all else beginnings_that_fit(ends, stages, has_room)
+            if windows is None and not tries_all:
+                return None
+            found = least_slowest(ends, stages, work, fits, windows)
+        except EffortSpent:
             return None
-        found = least_slowest(ends, stages, work, fits)
         return None if found is None else (*found, *rest[1:])
 
     def _moved(self, cuts: Cuts, limit: float) -> Cuts:

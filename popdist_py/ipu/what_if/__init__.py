@@ -8,7 +8,7 @@ No module of this package changes a run, or writes messages.
 May call: ipu, searches, errors.
 """
 
-from popdist_py.ipu.what_if.advice import Advice, OutOfMemory, explain
+from popdist_py.ipu.what_if.advice import INCOMPLETE, Advice, OutOfMemory, explain
 from popdist_py.ipu.what_if.changes import Kind
 
-__all__ = ["Advice", "Kind", "OutOfMemory", "explain"]
+__all__ = ["INCOMPLETE", "Advice", "Kind", "OutOfMemory", "explain"]

@@ -8,25 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from popdist_py.ipu.cycles import cycles
+from popdist_py.ipu.memory import ipu_fits
 from popdist_py.ipu.memory_contents import UNCERTAINTY, IpuMemory
-from popdist_py.ipu.searches.division_costs import shared_weights
+from popdist_py.ipu.searches.division_costs import Effort, shared_weights
 from popdist_py.ipu.searches.fewest_ipus import divided
 from popdist_py.ipu.searches.run import Run
 from popdist_py.ipu.searches.search_answers import beginnings
 from popdist_py.ipu.searches.splits import with_micro_batches
-from popdist_py.ipu.what_if.changes import Kind, changes
+from popdist_py.ipu.what_if.changes import Kind, changes, other_splits
 
-__all__ = ["Advice", "Kind", "OutOfMemory", "explain"]
+__all__ = ["INCOMPLETE", "Advice", "Kind", "OutOfMemory", "explain"]
 
+# The sentence of a report whose advice does not compare everything.
+INCOMPLETE: Final = (
+    "Not all changes, splits and numbers of IPUs were compared, because the model is large"
+)
 # The kinds of changes that make another model, and that are not combined with other changes.
-_OTHER_MODELS: Final = ("identical parts", "no state", "splits")
+_OTHER_MODELS: Final = ("identical parts", "no state")
 # A smaller relative difference in samples per second is called "equally fast".
 _SAME_SPEED: Final = 0.0005
 # The number of tries to find a larger number of IPUs on which the model fits.
 _MORE_COUNTS: Final = 3
+# The largest number of operations whose memory the searches for splits estimate, so that advice
+# takes a few seconds for every model.
+_EFFORT: Final = 30_000
+# In very large models, the number of changes times the number of operations is at most
+# ``_MOST_ESTIMATES``, but at least ``_LEAST_CHANGES`` changes are estimated.
+_MOST_ESTIMATES: Final = 80_000
+_LEAST_CHANGES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +88,15 @@ class OutOfMemory:
         more_ipus: A text with a larger number of IPUs on which the model fits, and with the IPUs'
             first operations. If the longer pipeline needs more micro-batches, the text says how
             many. ``more_ipus`` may be empty.
+        is_complete: Whether all changes, splits and numbers of IPUs were compared. In very large
+            models, that would take too long.
     """
 
     memory: IpuMemory
     advice: tuple[Advice, ...]
     together: tuple[Advice, ...] = ()
     more_ipus: str = ""
+    is_complete: bool = True
 
     def __str__(self) -> str:
         own = self.memory
@@ -102,6 +118,8 @@ class OutOfMemory:
             lines += [f"  {_saved(advice)}  {advice.change}" for advice in self.together]
         if self.more_ipus:
             lines.append(f"It also fits on {self.more_ipus}")
+        if not self.is_complete:
+            lines.append(INCOMPLETE)
         return "\n".join(lines)
 
     def _first_line(self) -> str:
@@ -129,9 +147,16 @@ def explain(run: Run) -> OutOfMemory | None:
     if own.fits:
         return None
     speed = _throughput(run)
-    found = [one for change in changes(run) if (one := _advised(own, speed, *change)) is not None]
+    effort = Effort(_EFFORT)
+    most = max(_LEAST_CHANGES, _MOST_ESTIMATES // len(run.graph.operations))
+    all_changes = list(changes(run))
+    changed = chain(all_changes[:most], other_splits(run, effort))
+    found = [one for change in changed if (one := _advised(own, speed, *change)) is not None]
     ordered = tuple(sorted(found, key=_cost))
-    return OutOfMemory(own, ordered, _together(run, ordered), _on_more_ipus(run))
+    together = _together(run, own, [one for one in ordered if one.kind != "splits"])
+    more_ipus = _on_more_ipus(run, effort)
+    is_complete = len(all_changes) <= most and not effort.is_spent
+    return OutOfMemory(own, ordered, together, more_ipus, is_complete)
 
 
 def _advised(own: IpuMemory, speed: float, kind: Kind, change: str, other: Run) -> Advice | None:
@@ -164,7 +189,7 @@ def _cost(advice: Advice) -> tuple[bool, float, int]:
     return advice.kind == "identical parts", cost, -advice.saved
 
 
-def _together(run: Run, ordered: Sequence[Advice]) -> tuple[Advice, ...]:
+def _together(run: Run, own: IpuMemory, ordered: Sequence[Advice]) -> tuple[Advice, ...]:
     """Return changes that together make a model fit, in the order in which they are made.
 
     The changes that cost the least time for each saved byte are added first. Changes that are not
@@ -173,13 +198,13 @@ def _together(run: Run, ordered: Sequence[Advice]) -> tuple[Advice, ...]:
     kinds: list[Kind] = []
     for advice in (one for one in ordered if one.kind not in _OTHER_MODELS):
         kinds.append(advice.kind)
-        if _after(run, kinds).fullest.fits:
+        if _fits(_after(run, kinds), own.ipu):
             break
     else:
         return ()
     for kind in kinds[:-1]:
         rest = [other for other in kinds if other != kind]
-        if _after(run, rest).fullest.fits:
+        if _fits(_after(run, rest), own.ipu):
             kinds = rest
     steps: list[Advice] = []
     for kind in kinds:
@@ -191,16 +216,21 @@ def _together(run: Run, ordered: Sequence[Advice]) -> tuple[Advice, ...]:
     return tuple(steps)
 
 
+def _fits(run: Run, first: int) -> bool:
+    """Return whether every IPU has enough memory, where the IPU ``first`` is checked first."""
+    numbers = sorted(range(run.placement.num_ipus), key=lambda ipu: ipu != first)
+    parts = run.graph, run.placement, run.settings, run.ipu
+    return all(ipu_fits(*parts, number, run.estimates) for number in numbers)
+
+
 def _after(run: Run, kinds: Sequence[Kind]) -> Run:
     """Return a run after changes of the given kinds, without those that are no longer possible."""
     for kind in kinds:
-        # Other splits are never combined with other changes, see ``_OTHER_MODELS``.
-        possible = changes(run, tries_splits=False)
-        run = next((other for k, _, other in possible if k == kind), run)
+        run = next((other for k, _, other in changes(run) if k == kind), run)
     return run
 
 
-def _on_more_ipus(run: Run) -> str:
+def _on_more_ipus(run: Run, effort: Effort) -> str:
     """Return a text with the least larger number of IPUs on which the model fits, or no text."""
     if run.settings.is_phased:
         return ""
@@ -208,7 +238,7 @@ def _on_more_ipus(run: Run) -> str:
     for _ in range(_MORE_COUNTS):
         stages = count + 1 if shared_weights(run.graph) else count
         filled = with_micro_batches(run, stages)
-        found = divided(filled, count)
+        found = divided(filled, count, effort)
         if found is not None and found.fits:
             name = "accumulation" if run.settings.is_training else "device iterations"
             needs = "" if filled is run else f" with {name} of {filled.settings.micro_batches}"

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from popdist_py.ipu.graph import Type
+from popdist_py.ipu.searches.division_costs import Effort
 from popdist_py.ipu.searches.places import cheap_places, places_to_cut, with_checkpoints
 from popdist_py.ipu.searches.run import Run
 from popdist_py.ipu.searches.search_answers import beginnings
@@ -17,7 +18,7 @@ from popdist_py.ipu.searches.splits import best_splits
 from popdist_py.ipu.settings import SGD, Location
 from popdist_py.ipu.what_if.identical_modules import reused
 
-__all__ = ["Kind", "changes"]
+__all__ = ["Kind", "changes", "other_splits"]
 
 Kind: TypeAlias = Literal[
     "batch",
@@ -42,10 +43,10 @@ _OFF_CHIP = Location(on_chip=False)
 _MOST_IO_TILES = 192
 
 
-def changes(run: Run, *, tries_splits: bool = True) -> Iterator[tuple[Kind, str, Run]]:
+def changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
     """Yield changes of a run that may save memory, in the order of Graphcore's tips.
 
-    The search for other splits takes longer than all other changes, so it can be left out.
+    Other splits, which need a search, are not among the changes.
     """
     graph, settings = run.graph, run.settings
     if graph.batch > 1:
@@ -74,8 +75,13 @@ def changes(run: Run, *, tries_splits: bool = True) -> Iterator[tuple[Kind, str,
         half_sums = replace(settings, partials="float16", matmul_partials=None)
         yield "half partials", "partials in float16", replace(run, settings=half_sums)
     yield from _program_changes(run)
-    if tries_splits and settings.is_pipelined and run.placement.num_stages > 1:
-        splits = best_splits(run, run.placement.num_ipus, tries_all=False, is_quick=True)
+
+
+def other_splits(run: Run, effort: Effort) -> Iterator[tuple[Kind, str, Run]]:
+    """Yield the run with another division into stages, if a quick search finds one that fits."""
+    if run.settings.is_pipelined and run.placement.num_stages > 1:
+        ipus = run.placement.num_ipus
+        splits = best_splits(run, ipus, tries_all=False, is_quick=True, effort=effort)
         if splits is not None:
             divided = replace(run, placement=splits)
             yield "splits", f"other splits: {beginnings(divided)}", divided
