@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Product, Weight
@@ -318,6 +319,7 @@ _DEPTHS: Final[Mapping[str, int]] = {"float16": 16}
 _DEPTH: Final = 8
 
 
+@lru_cache(maxsize=4096)
 def _padded_flops(product: Product, operands: str) -> int:
     """Return the floating-point operations of a matrix product with padded sides.
 

@@ -50,6 +50,12 @@ class Effort:
     left: float = inf
     is_spent: bool = False
 
+    def is_enough(self, operations: int) -> bool:
+        """Return whether a search among so many operations is worth its preparation."""
+        if self.left < 2 * operations:
+            self.is_spent = True
+        return not self.is_spent
+
     def spend(self, operations: int) -> None:
         """Count operations whose memory is estimated next.
 

@@ -89,6 +89,8 @@ def best_splits(
     """
     count = len(run.graph.operations)
     inner = range(1, count) if places is None else sorted(set(places) - {0, count})
+    if effort is not None and not effort.is_enough(count):
+        return None
     lists = islice(_ipu_lists(run, stages), _QUICK_LISTS if is_quick else None)
     costs = DivisionCosts(run, range(stages), effort)
     searches = [_Search(costs.with_ipus(ipus), inner) for ipus in lists]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Final
 
 from popdist_py.ipu.cycles import cycles
@@ -33,8 +33,8 @@ _OTHER_MODELS: Final = ("identical parts", "no state")
 _SAME_SPEED: Final = 0.0005
 # The number of tries to find a larger number of IPUs on which the model fits.
 _MORE_COUNTS: Final = 3
-# The largest number of operations whose memory the searches for splits estimate, so that advice
-# takes a few seconds for every model.
+# The largest number of operations whose memory the searches for splits estimate. It bounds the time
+# of advice for every model.
 _EFFORT: Final = 30_000
 # In very large models, the number of changes times the number of operations is at most
 # ``_MOST_ESTIMATES``, but at least ``_LEAST_CHANGES`` changes are estimated.
@@ -149,13 +149,13 @@ def explain(run: Run) -> OutOfMemory | None:
     speed = _throughput(run)
     effort = Effort(_EFFORT)
     most = max(_LEAST_CHANGES, _MOST_ESTIMATES // len(run.graph.operations))
-    all_changes = list(changes(run))
-    changed = chain(all_changes[:most], other_splits(run, effort))
+    remaining = changes(run)
+    changed = chain(islice(remaining, most), other_splits(run, effort))
     found = [one for change in changed if (one := _advised(own, speed, *change)) is not None]
     ordered = tuple(sorted(found, key=_cost))
     together = _together(run, own, [one for one in ordered if one.kind != "splits"])
     more_ipus = _on_more_ipus(run, effort)
-    is_complete = len(all_changes) <= most and not effort.is_spent
+    is_complete = next(remaining, None) is None and not effort.is_spent
     return OutOfMemory(own, ordered, together, more_ipus, is_complete)
 
 

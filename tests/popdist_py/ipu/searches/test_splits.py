@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +17,8 @@ from popdist_py.ipu.graph import Graph, Placement
 from popdist_py.ipu.memory import memory
 from popdist_py.ipu.schedule import least_accumulation
 from popdist_py.ipu.searches import Run, best_splits, splits
+from popdist_py.ipu.searches.division_costs import Effort
+from popdist_py.ipu.searches.slowest_stage import beginnings_that_fit
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, Location, Settings
 from popdist_py.ipu.specification import MK2
 from tools.device.ipu_graphs import Builder, mlp, resnet, transformer
@@ -210,3 +212,36 @@ def test_all_places_are_tried_only_if_no_list_of_ipus_has_a_division(monkeypatch
     run = Run(graph, Placement.cut(graph), Settings(accumulation=8, optimizer=ADAM), MK2)
     assert best_splits(run, 2).ipus == (0, 1, 0)
     assert tried == [((0, 1), False), ((0, 1, 0), False)]
+
+
+def test_a_search_without_effort_left_says_so():
+    (published,) = [e for e in PUBLISHED if e.name == "ViT-base, batch 17, four IPUs"]
+    effort = Effort(100)
+    assert best_splits(alone(published.run), 4, effort=effort) is None
+    assert effort.is_spent
+    effort = Effort(30_000)
+    assert best_splits(alone(published.run), 4, is_quick=True, effort=effort) is not None
+    assert not effort.is_spent
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=9),
+    stages=st.integers(1, 4),
+    room=st.integers(1, 30),
+)
+def test_windows_are_those_of_all_divisions_that_fit(sizes, stages, room):
+    ends = list(range(len(sizes) + 1))
+
+    def fits(begin, end, stage):
+        return (1 + stage) * sum(sizes[begin:end]) <= room
+
+    fitting = [
+        (0, *inner)
+        for inner in combinations(range(1, len(sizes)), stages - 1)
+        if all(fits(b, e, s) for s, (b, e) in enumerate(pairwise((0, *inner, len(sizes)))))
+    ]
+    found = beginnings_that_fit(ends, stages, fits) if len(sizes) >= stages else None
+    if fitting:
+        assert found == [(min(each), max(each)) for each in zip(*fitting, strict=True)]
+    else:
+        assert found is None

@@ -12,7 +12,7 @@ from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, Location, Settings
 from popdist_py.ipu.specification import MK2
-from popdist_py.ipu.what_if import explain
+from popdist_py.ipu.what_if import advice, explain
 from popdist_py.ipu.what_if.changes import changes
 from tools.device.ipu_graphs import mlp, resnet
 from tools.device.ipu_published import PUBLISHED
@@ -153,3 +153,36 @@ def test_advice_of_a_large_transformer_takes_two_seconds():
     begin = time.process_time()
     explain(published.run)
     assert time.process_time() - begin < 4  # it takes 1.5 s without other load
+
+
+def deep(layers, width):
+    graph = mlp([width] * (layers + 1), 16)
+    count = len(graph.operations)
+    placement = Placement(tuple(i * 8 // count for i in range(count)), tuple(range(8)))
+    return Run(graph, placement, Settings(accumulation=64, optimizer=ADAM), MK2)
+
+
+def test_advice_of_a_model_with_thousands_of_operations_takes_seconds():
+    begin = time.process_time()
+    found = explain(deep(1000, 1024))
+    assert time.process_time() - begin < 5  # 3 s alone
+    assert found.is_complete
+    assert found.more_ipus.startswith("32 IPUs")
+    assert "Not all changes" not in str(found)
+
+
+def test_advice_says_that_not_everything_was_compared(monkeypatch):
+    run = deep(40, 4096)
+    complete = explain(run)
+    monkeypatch.setattr(advice, "_MOST_ESTIMATES", 0)
+    fewer = explain(run)
+    assert len(fewer.advice) < len(complete.advice)
+    assert not fewer.is_complete
+    assert str(fewer).endswith(f"\n{advice.INCOMPLETE}")
+    monkeypatch.undo()
+    monkeypatch.setattr(advice, "_EFFORT", 0)
+    fewer = explain(run)
+    assert not fewer.is_complete
+    assert not fewer.more_ipus
+    assert complete.is_complete
+    assert complete.more_ipus
