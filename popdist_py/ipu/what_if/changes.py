@@ -53,7 +53,7 @@ def changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
         batch = graph.batch // 2
         yield (
             "batch",
-            f"micro-batches of {batch}, not {graph.batch}",
+            f"micro-batches of {batch:,}, not {graph.batch:,}",
             replace(run, graph=graph.with_batch(batch)),
         )
     types = {t.type for t in graph.tensors.values()} | {w.type for w in graph.weights}
