@@ -178,10 +178,44 @@ def _location(sort: Sort, options: CommandOptions) -> Location:
 
 
 def _placement(graph: Graph, options: CommandOptions) -> Placement:
-    starts = _stage_starts(graph, options.split)
-    ipu_of = _IPU_OF_PHASE.get(options.strategy, lambda stage: stage)
+    parts = [word.partition("@") for word in options.split]
+    starts = _stage_starts(graph, [module for module, _, _ in parts])
+    ipu_of = _IPU_OF_PHASE.get(options.strategy)
+    if ipu_of is None:
+        ipus = _ipus_of_stages([(module, ipu if at else None) for module, at, ipu in parts])
+    elif any(at for _, at, _ in parts):
+        raise ValueError(f"--split gives an IPU with @: --strategy {options.strategy} chooses it")
+    else:
+        ipus = list(map(ipu_of, range(len(starts) + 1)))
     stages = (bisect_right(starts, index) for index in range(len(graph.operations)))
-    return Placement(tuple(stages), tuple(map(ipu_of, range(len(starts) + 1))))
+    return Placement(tuple(stages), tuple(ipus))
+
+
+def _ipus_of_stages(given: Sequence[tuple[str, str | None]]) -> list[int]:
+    """Return the IPU of each stage: the given one, or else the next IPU without a stage.
+
+    Args:
+        given: For each stage but the first, its module and the word behind ``@`` of ``--split``.
+
+    Raises:
+        ValueError: The word is not the number of the next IPU or of an IPU that has a stage, or two
+            consecutive stages are on the same IPU.
+    """
+    ipus = [0]
+    for module, word in given:
+        following = max(ipus) + 1
+        if word is None:
+            ipus.append(following)
+            continue
+        allowed = [ipu for ipu in range(following + 1) if ipu != ipus[-1]]
+        if word not in map(str, allowed):
+            numbers = ", ".join(map(str, allowed))
+            raise ValueError(
+                f"--split gives {module}@{word}, which is not an IPU of that stage: expected one "
+                f"of {numbers}"
+            )
+        ipus.append(int(word))
+    return ipus
 
 
 def _stage_starts(graph: Graph, modules: Sequence[str]) -> list[int]:

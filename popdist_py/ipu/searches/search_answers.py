@@ -118,11 +118,25 @@ def find_splits(run: Run, ipus: int) -> Answer:
     where = ", ".join(names) or "nowhere: one IPU has room for everything"
     if found.placement.num_stages > found.placement.num_ipus:
         where += f" (on IPU {found.placement.ipus[-1]} again, because it shares a weight)"
-    values: dict[str, Any] = {"splits": names, "ipus": list(found.placement.ipus)}
+    split = _split_option(found)
+    values: dict[str, Any] = {"splits": names, "ipus": list(found.placement.ipus), "split": split}
+    words = [f"--split {split}"]
     if note:
         values["micro_batches"] = found.settings.micro_batches
+        name = "accumulation" if run.settings.is_training else "device-iterations"
+        words.append(f"--{name} {found.settings.micro_batches}")
     sentence = f"The best splits over {counted(ipus, 'IPU')}{note}: {where}"
-    return Answer("splits", sentence, values, found)
+    more = (Section("To estimate it, instead of --find and --ipus", notes=tuple(words)),)
+    return Answer("splits", sentence, values, found, more if names else ())
+
+
+def _split_option(run: Run) -> str:
+    """Return the value of the command's option ``--split`` that gives a run's division."""
+    ipus, words = run.placement.ipus, []
+    for stage, name in enumerate(first_modules(run.graph, run.placement), 1):
+        is_next = ipus[stage] == max(ipus[:stage]) + 1
+        words.append(name if is_next else f"{name}@{ipus[stage]}")
+    return ",".join(words)
 
 
 def _divided(run: Run, ipus: int) -> Run | None:

@@ -207,7 +207,7 @@ _OPTIONS: Final = (
     _option(
         "--split", type=_MODULES, default=(),
         help="The modules with which the second and further IPUs (or phases) begin, in the order "
-        "in which they run.",
+        "in which they run. head@0 begins a stage on IPU 0 again.",
     ),
     _option(
         "--strategy", type=click.Choice(list(STRATEGIES)), default="grouped",

@@ -24,6 +24,14 @@ class Encoder(nn.Module):
         return self.head(x)
 
 
+class Tied(Encoder):
+    """A transformer whose head has the weight of its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=4, width=256)
+        self.head.weight = self.embedding.weight
+
+
 class WithLoss(nn.Module):
     """A training model in PopTorch's style: its forward pass returns the loss."""
 

@@ -189,6 +189,19 @@ def test_searches():
     assert "samples/s" in out
 
 
+def test_splits_that_were_found_can_be_given_to_the_command():
+    tied = (f"{FILE}:Tied", *ENCODER[1:], "--accumulation", "9")
+    found = told(*tied, "--find", "splits", "--ipus", "2")
+    assert found["ipus"] == [0, 1, 0]
+    assert found["split"] == f"{','.join(found['splits'])}@0"
+    given = told(*tied, "--split", found["split"])
+    assert len(given["memory"]["ipus"]) == 2
+    assert given["memory"]["share"] == found["share"]
+    _, out, _ = ask(*tied, "--find", "splits", "--ipus", "2")
+    assert out.endswith(f"\n  --split {found['split']}\n")
+    assert f"{given['execution']['cycles']:,} cycles a call" in out
+
+
 def test_searches_without_a_result():
     for words in (["batch"], ["splits", "--ipus", "2"], ["recompute"]):
         made = told(*LARGE, "--find", *words)
@@ -224,6 +237,10 @@ def test_searches_without_a_result():
         ([f"{FILE}:mlp"], "--input 3x224x224"),
         ([*MLP, "--split", "9"], "the forward runs no module 9; there is 0, "),
         ([*MLP, "--split", "4,0"], "but 0 runs before it"),
+        ([*MLP, "--split", "2@2"], "2@2, which is not an IPU of that stage: expected one of 1"),
+        ([*MLP, "--split", "2@"], "expected one of 1"),
+        ([*MLP, "--split", "2,4@1"], "expected one of 0, 2"),
+        ([*MLP, "--split", "2@0", "--strategy", "serial-phased"], "serial-phased chooses it"),
         ([*MLP, "--checkpoint", "layers.0"], "no module layers.0"),
         ([*MLP, "--io-tiles", "3"], "an even number"),
         ([*MLP, "--io-tiles", "1472"], "from 32 to 192 is needed"),

@@ -55,6 +55,8 @@ def test_splits_with_a_shared_weight():
     made = answer.to_json()
     assert (len(made["splits"]), made["ipus"]) == (4, [0, 1, 2, 3, 0])
     assert made["micro_batches"] == answer.run.settings.accumulation == 9
+    assert made["split"] == f"{','.join(made['splits'])}@0"
+    assert str(answer).endswith(f"\n  --split {made['split']}\n  --accumulation 9")
     lines = str(answer).splitlines()
     assert lines[0].startswith("The best splits over 4 IPUs, with 9 micro-batches: ")
     assert lines[0].endswith("(on IPU 0 again, because it shares a weight)")
