@@ -126,8 +126,8 @@ def find_splits(run: Run, ipus: int) -> Answer:
         name = "accumulation" if run.settings.is_training else "device-iterations"
         words.append(f"--{name} {found.settings.micro_batches}")
     sentence = f"The best splits over {counted(ipus, 'IPU')}{note}: {where}"
-    more = (Section("To estimate it, instead of --find and --ipus", notes=tuple(words)),)
-    return Answer("splits", sentence, values, found, more if names else ())
+    usage = (Section("To estimate it, instead of --find and --ipus", notes=tuple(words)),)
+    return Answer("splits", sentence, values, found, usage if names else ())
 
 
 def _split_option(run: Run) -> str:
