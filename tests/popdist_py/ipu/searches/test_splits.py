@@ -17,7 +17,7 @@ from popdist_py.ipu.graph import Graph, Placement
 from popdist_py.ipu.memory import memory
 from popdist_py.ipu.schedule import least_accumulation
 from popdist_py.ipu.searches import Run, best_splits, splits
-from popdist_py.ipu.searches.division_costs import Effort
+from popdist_py.ipu.searches.division_costs import DivisionCosts, Effort, placement_of
 from popdist_py.ipu.searches.slowest_stage import beginnings_that_fit
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, Location, Settings
 from popdist_py.ipu.specification import MK2
@@ -212,6 +212,24 @@ def test_all_places_are_tried_only_if_no_list_of_ipus_has_a_division(monkeypatch
     run = Run(graph, Placement.cut(graph), Settings(accumulation=8, optimizer=ADAM), MK2)
     assert best_splits(run, 2).ipus == (0, 1, 0)
     assert tried == [((0, 1), False), ((0, 1, 0), False)]
+
+
+def test_cached_costs_of_a_stage_depend_on_the_other_stages_of_its_ipu():
+    """IPU 0 copies the wide tensor only if its reader is in the stage between its two stages."""
+    build = Builder(64, "float16")
+    x = build.input("input", 64)
+    wide = build.linear("wide", x, 1, (64, 50_000))
+    other = build.linear("first", x, 1, (64, 64))
+    other = build.linear("second", other, 1, (64, 64))
+    total = build.add("sum", "elementwise", [wide, other], 64)
+    graph = build.graph([build.add("loss", "loss", [total], 1)])
+    count = len(graph.operations)
+    run = Run(graph, Placement.cut(graph), Settings(accumulation=9), MK2)
+    costs = DivisionCosts(run, (0, 1, 0))
+    at = [operation.name for operation in graph.operations].index("sum")
+    for cuts in ((0, 1, at, count), (0, 1, at + 1, count), (0, 1, at, count)):
+        made = replace(run, placement=placement_of(cuts, (0, 1, 0)))
+        assert round(costs.cycles(cuts)) == made.cycles
 
 
 def test_a_search_without_effort_left_says_so():
