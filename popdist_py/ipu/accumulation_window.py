@@ -334,7 +334,8 @@ def _between_ipus(
     synchronising = made.num_cycles * model.sync_cycles * (placement.num_ipus > 1)
     if settings.is_phased:
         return synchronising  # Execution phases exchange data through DRAM outside the IPU.
-    ways = 2 if settings.is_training else 1
+    there = [stage.copy for stage in stages]
+    back = [stage.copy_gradients for stage in stages]
     if settings.is_pipelined:
-        return ways * made.num_cycles * max(stage.copy for stage in stages) + synchronising
-    return ways * made.micro_batches * sum(stage.copy for stage in stages) + synchronising
+        return made.num_cycles * (max(there) + max(back)) + synchronising
+    return made.micro_batches * sum([*there, *back]) + synchronising

@@ -25,6 +25,7 @@ from popdist_py.ipu.tensor_liveness import shapes, working_set
 from popdist_py.ipu.transfers import (
     all_reduce_bytes,
     copied_bytes,
+    copied_gradients,
     fetched_bytes,
     received_bytes,
     receiving_stages,
@@ -109,6 +110,8 @@ class StageCycles:
         update: The clock cycles of one update of the stage's weights, including transfers from and
             to Streaming Memory.
         all_reduce: The clock cycles of the all-reduce of the stage's gradients over the replicas.
+        copy_gradients: The clock cycles in which other IPUs send gradients back to the stage; 0 for
+            inference.
     """
 
     forward: float
@@ -120,6 +123,7 @@ class StageCycles:
     offload: float
     update: float
     all_reduce: float
+    copy_gradients: float = 0.0
 
     @property
     def work(self) -> float:
@@ -144,6 +148,7 @@ def stage_cycles(
         again = [o for segment in segments(stage, keeps) for o in segment.again]
     weights = placement.weights_of(graph, index)
     copied = copied_bytes(graph, placement, index)
+    returned = copied_gradients(graph, placement, index) if settings.is_training else 0
     link = ipu.link_bandwidth / 2 / ipu.clock
     streaming = (ipu.streaming_bandwidth or ipu.host_bandwidth) / ipu.clock
     arriving = sum(graph.root_bytes[root] for root in stage.incoming)
@@ -157,6 +162,7 @@ def stage_cycles(
         offload=_offloaded_bytes(stage, placement, index, weights) / streaming,
         update=device.update(weights) + streamed_bytes(weights, settings) / streaming,
         all_reduce=_all_reduce_cycles(weights, placement, settings, ipu, model),
+        copy_gradients=returned / link,
     )
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "Traffic",
     "all_reduce_bytes",
     "copied_bytes",
+    "copied_gradients",
     "fetched_bytes",
     "host_traffic",
     "received_bytes",
@@ -118,10 +119,23 @@ def _first_stages(graph: Graph, placement: Placement) -> dict[str, int]:
 def copied_bytes(graph: Graph, placement: Placement, stage: int) -> int:
     """Return the bytes of activations that a stage sends to other IPUs for one micro-batch.
 
-    In training, the other IPUs send back gradients of the same size, except for integer tensors.
+    In training, the other IPUs send back gradients, see ``copied_gradients``.
     """
+    return sum(graph.root_bytes[root] for root in _copied_roots(graph, placement, stage))
+
+
+def copied_gradients(graph: Graph, placement: Placement, stage: int) -> int:
+    """Return the bytes of gradients that other IPUs send to a stage for one micro-batch.
+
+    A tensor that does not depend on a trained weight, such as an attention mask, has no gradient.
+    """
+    roots = _copied_roots(graph, placement, stage) & graph.gradient_roots
+    return sum(graph.root_bytes[root] for root in roots)
+
+
+def _copied_roots(graph: Graph, placement: Placement, stage: int) -> set[str]:
     stages, ipus = placement.stages, placement.ipus
-    roots = {
+    return {
         graph.root_of[operation.output.name]
         for operation in placement.operations_of(graph, stage)
         if any(
@@ -129,7 +143,6 @@ def copied_bytes(graph: Graph, placement: Placement, stage: int) -> int:
             for reader in graph.readers.get(operation.output.name, ())
         )
     }
-    return sum(graph.root_bytes[root] for root in roots)
 
 
 def all_reduce_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:

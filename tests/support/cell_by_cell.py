@@ -209,7 +209,8 @@ def _parts(
 def _copies(stages: Sequence[StageCycles], settings: Settings, num_cycles: int) -> float:
     if settings.is_phased:
         return 0.0
-    ways = 2 if settings.is_training else 1
+    there = [stage.copy for stage in stages]
+    back = [stage.copy_gradients for stage in stages]
     if settings.is_pipelined:
-        return ways * num_cycles * max(stage.copy for stage in stages)
-    return ways * settings.micro_batches * sum(stage.copy for stage in stages)
+        return num_cycles * (max(there) + max(back))
+    return settings.micro_batches * sum([*there, *back])

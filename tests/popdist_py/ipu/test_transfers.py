@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from popdist_py.ipu.accumulation_window import lay_out, window_length
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.settings import ADAM, Location, Settings
 from popdist_py.ipu.specification import MK2
+from popdist_py.ipu.stage_cycles import CYCLE_MODEL, stage_cycles
 from popdist_py.ipu.transfers import (
     Traffic,
     all_reduce_bytes,
     copied_bytes,
+    copied_gradients,
     fetched_bytes,
     host_traffic,
     request_bytes,
     streamed_bytes,
 )
-from tools.device.ipu_graphs import mlp, transformer
+from tools.device.ipu_graphs import Builder, mlp, transformer
 
 GRAPH = mlp([10, 20, 30, 5], batch=4)
 PLACEMENT = Placement.cut(GRAPH, ["layers.1", "layers.2"])
@@ -70,6 +75,27 @@ def test_requests_come_from_the_tiles_of_the_stream(options, tiles):
     settings = Settings(is_training=False, **options)
     # Nine tiles hold 800 bytes of scores, two hold 160 bytes of labels, and one holds the loss.
     assert request_bytes(wide, placement, settings, MK2) == (12 * (tiles + 2 + 9 + 1),)
+
+
+def test_gradients_of_a_mask_are_not_copied():
+    build = Builder(2, "float16")
+    x, ids = build.input("x", 64), build.input("ids", 64, "int32")
+    mask = build.add("mask", "elementwise", [ids], 64)
+    x = build.linear("fc", x, 1, (64, 32))
+    graph = build.graph([build.add("loss", "loss", [x, mask], 1)])
+    cut = Placement.cut(graph, ["loss"])
+    sent = graph.bytes_of("mask:out") + graph.bytes_of(x)
+    assert copied_bytes(graph, cut, 0) == sent
+    assert copied_gradients(graph, cut, 0) == graph.bytes_of(x) == 2 * 32 * 2
+    for training, returned in ((True, graph.bytes_of(x)), (False, 0)):
+        settings = Settings(is_training=training, accumulation=9 if training else 1)
+        found = stage_cycles(graph, cut, settings, MK2, 0)
+        assert found.copy_gradients * sent == pytest.approx(found.copy * returned)
+        without = replace(found, copy_gradients=0.0), stage_cycles(graph, cut, settings, MK2, 1)
+        both = found, without[1]
+        lengths = [window_length(each, cut, settings, CYCLE_MODEL) for each in (without, both)]
+        cycles = lay_out(both, cut, settings, CYCLE_MODEL).schedule.num_cycles
+        assert lengths[1] - lengths[0] == pytest.approx(cycles * found.copy_gradients)
 
 
 def test_copies_between_stages():
