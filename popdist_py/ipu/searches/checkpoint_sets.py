@@ -25,9 +25,14 @@ from popdist_py.ipu.stage_cycles import operation_cycles
 __all__ = ["RecomputationPoint", "recomputation_curve"]
 
 # If at most this number of operations could be checkpoints, all sets of them are compared.
-_FEW_OPERATIONS: Final = 8
+_FEW_OPERATIONS: Final = 10
 # The largest number of sets that are compared for each set of checkpoints to begin with.
 _SETS: Final = 16
+# The largest number of sets that differ only by one operation, or by one group of operations, from
+# a set of the curve.
+_CHANGED_SETS: Final = 200
+# The largest number of operations for which the changed sets differ by one operation.
+_SINGLE_OPERATIONS: Final = 40
 # For each kind of recomputation without additional checkpoints, the tensors that a run keeps.
 _KEPT: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -82,19 +87,56 @@ def recomputation_curve(run: Run) -> tuple[RecomputationPoint, ...]:
 
     Each following run needs less memory on its fullest tile and more time. No other run that the
     search compared needs at most as much memory and at most as much time. If the model has at most
-    eight operations, the search compares all sets of checkpoints. In larger models, it compares
+    ten operations, the search compares all sets of checkpoints. In larger models, it compares
     checkpoints at regular distances, and adds the tensors whose recomputation takes the longest for
-    their size.
+    their size. The search then changes the best sets by one operation, or by one group of
+    operations.
     """
-    points = sorted(
-        (_point(run, other) for other in _candidates(run)),
-        key=lambda point: (-point.samples_per_second, point.share),
-    )
+    found = _best(_point(run, other) for other in _candidates(run))
+    if len(run.graph.operations) > _FEW_OPERATIONS:
+        found = _with_changed_sets(run, found)
+    return tuple(found)
+
+
+def _best(points: Iterable[RecomputationPoint]) -> list[RecomputationPoint]:
+    """Return the points that no other point beats in both memory and time, the fastest first."""
     found: list[RecomputationPoint] = []
-    for point in points:
+    for point in sorted(points, key=lambda point: (-point.samples_per_second, point.share)):
         if not found or point.share < found[-1].share:
             found.append(point)
-    return tuple(found)
+    return found
+
+
+def _with_changed_sets(run: Run, found: list[RecomputationPoint]) -> list[RecomputationPoint]:
+    """Change the best sets by one operation or group, as long as a changed set is better."""
+    groups = _changes(run)
+    tried = {frozenset(point.checkpoints) for point in found}
+    while len(tried) < _CHANGED_SETS:
+        sets = [frozenset(p.checkpoints) for p in found if p.run.settings.recompute == "stage"]
+        changed = (one - group if group <= one else one | group for group in groups for one in sets)
+        fresh = list(dict.fromkeys(one for one in changed if one not in tried))
+        fresh = fresh[: _CHANGED_SETS - len(tried)]
+        tried.update(fresh)
+        better = _best([*found, *(_point(run, _marked(run, chosen)) for chosen in fresh)])
+        if better == found:
+            break
+        found = better
+    return found
+
+
+def _changes(run: Run) -> list[frozenset[str]]:
+    """Return the operations, or the groups of operations, by which a set may be changed.
+
+    The operations of a group belong to different layers, and their names are equal except for
+    numbers.
+    """
+    names = [o.name for o in run.graph.operations if o.kind != "view" and not o.is_checkpoint]
+    if len(names) <= _SINGLE_OPERATIONS:
+        return [frozenset({name}) for name in names]
+    groups: dict[str, set[str]] = {}
+    for name in names:
+        groups.setdefault(_pattern(name), set()).add(name)
+    return list(map(frozenset, groups.values()))
 
 
 def _point(run: Run, other: Run) -> RecomputationPoint:

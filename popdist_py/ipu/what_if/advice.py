@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from math import ceil, log2
 from typing import Final
 
 from popdist_py.ipu.cycles import cycles
@@ -149,14 +150,25 @@ def explain(run: Run) -> OutOfMemory | None:
     speed = _throughput(run)
     effort = Effort(_EFFORT)
     most = max(_LEAST_CHANGES, _MOST_ESTIMATES // len(run.graph.operations))
-    remaining = changes(run)
+    batch = _smaller_batch(run, own)
+    remaining = changes(run, batch)
     changed = chain(islice(remaining, most), other_splits(run, effort))
     found = [one for change in changed if (one := _advised(own, speed, *change)) is not None]
     ordered = tuple(sorted(found, key=_cost))
-    together = _together(run, own, [one for one in ordered if one.kind != "splits"])
+    together = _together(run, own, [one for one in ordered if one.kind != "splits"], batch)
     more_ipus = _on_more_ipus(run, effort)
     is_complete = next(remaining, None) is None and not effort.is_spent
     return OutOfMemory(own, ordered, together, more_ipus, is_complete)
+
+
+def _smaller_batch(run: Run, own: IpuMemory) -> int:
+    """Return the number of samples of a smaller micro-batch, which may fit.
+
+    The micro-batch is halved at least once, and as often as the memory of the fullest tile would
+    have to be halved.
+    """
+    halvings = max(1, ceil(log2(own.share)))
+    return max(1, run.graph.batch >> halvings)
 
 
 def _advised(own: IpuMemory, speed: float, kind: Kind, change: str, other: Run) -> Advice | None:
@@ -189,7 +201,9 @@ def _cost(advice: Advice) -> tuple[bool, float, int]:
     return advice.kind == "identical parts", cost, -advice.saved
 
 
-def _together(run: Run, own: IpuMemory, ordered: Sequence[Advice]) -> tuple[Advice, ...]:
+def _together(
+    run: Run, own: IpuMemory, ordered: Sequence[Advice], batch: int
+) -> tuple[Advice, ...]:
     """Return changes that together make a model fit, in the order in which they are made.
 
     The changes that cost the least time for each saved byte are added first. Changes that are not
@@ -198,17 +212,17 @@ def _together(run: Run, own: IpuMemory, ordered: Sequence[Advice]) -> tuple[Advi
     kinds: list[Kind] = []
     for advice in (one for one in ordered if one.kind not in _OTHER_MODELS):
         kinds.append(advice.kind)
-        if _fits(_after(run, kinds), own.ipu):
+        if _fits(_after(run, kinds, batch), own.ipu):
             break
     else:
         return ()
     for kind in kinds[:-1]:
         rest = [other for other in kinds if other != kind]
-        if _fits(_after(run, rest), own.ipu):
+        if _fits(_after(run, rest, batch), own.ipu):
             kinds = rest
     steps: list[Advice] = []
     for kind in kinds:
-        text, after = next((t, other) for k, t, other in changes(run) if k == kind)
+        text, after = next((t, other) for k, t, other in changes(run, batch) if k == kind)
         own, speed = run.fullest, _throughput(run)
         saved, slower = max(0, own.needed - after.fullest.needed), 1 - _throughput(after) / speed
         steps.append(Advice(text, saved, after.fullest.fits, kind, slower=slower))
@@ -223,10 +237,10 @@ def _fits(run: Run, first: int) -> bool:
     return all(ipu_fits(*parts, number, run.estimates) for number in numbers)
 
 
-def _after(run: Run, kinds: Sequence[Kind]) -> Run:
+def _after(run: Run, kinds: Sequence[Kind], batch: int) -> Run:
     """Return a run after changes of the given kinds, without those that are no longer possible."""
     for kind in kinds:
-        run = next((other for k, _, other in changes(run) if k == kind), run)
+        run = next((other for k, _, other in changes(run, batch) if k == kind), run)
     return run
 
 

@@ -43,14 +43,18 @@ _OFF_CHIP = Location(on_chip=False)
 _MOST_IO_TILES = 192
 
 
-def changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
+def changes(run: Run, batch: int) -> Iterator[tuple[Kind, str, Run]]:
     """Yield changes of a run that may save memory, in the order of Graphcore's tips.
 
     Other splits, which need a search, are not among the changes.
+
+    Args:
+        run: The run to change.
+        batch: The number of samples of a smaller micro-batch. A run whose micro-batches have at
+            most as many samples keeps them.
     """
     graph, settings = run.graph, run.settings
-    if graph.batch > 1:
-        batch = graph.batch // 2
+    if batch < graph.batch:
         yield (
             "batch",
             f"micro-batches of {batch:,}, not {graph.batch:,}",

@@ -71,6 +71,15 @@ def test_sets_are_better_than_regular_distances():
         for point in curve
         if (at := point.share) < curve[0].share
     )
+    # Sets that differ by one group of operations from the best sets are better still.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("popdist_py.ipu.searches.checkpoint_sets._CHANGED_SETS", 0)
+        unchanged = recomputation_curve(run)
+    assert all(
+        any(p.share <= one.share and p.samples_per_second >= one.samples_per_second for p in curve)
+        for one in unchanged
+    )
+    assert len(curve) > len(unchanged)
     # The chosen run is the fastest one of the curve that fits.
     chosen = cheapest_recomputation(run)
     assert chosen.fits

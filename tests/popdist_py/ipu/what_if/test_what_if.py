@@ -131,9 +131,21 @@ def test_changes_that_make_it_fit_together(tiles):
 
 
 def after(run, steps):
+    batch = advice._smaller_batch(run, run.fullest)
     for step in steps:
-        run = next((other for kind, _, other in changes(run) if kind == step.kind), run)
+        run = next((other for kind, _, other in changes(run, batch) if kind == step.kind), run)
     return run
+
+
+@pytest.mark.parametrize(
+    ("batch", "smaller"), [(100_000, 50_000), (200_000, 50_000), (10**9, 61_035)]
+)
+def test_a_batch_that_is_far_too_large_is_halved_until_it_may_fit(batch, smaller):
+    graph = mlp([784, 256, 10], batch)
+    run = Run(graph, Placement.cut(graph), Settings(optimizer=ADAM), MK2)
+    (found,) = [each for each in explain(run).advice if each.kind == "batch"]
+    assert found.change == f"micro-batches of {smaller:,}, not {batch:,}"
+    assert found.fits
 
 
 def test_more_ipus_are_named_with_their_first_operations(why):
