@@ -478,7 +478,9 @@ def test_recomputation_keeps_the_marked_layers_and_needs_less_memory():
         network = made(*words)
         models().place(network, args)
         options = poptorch.Options()
-        options._Popart.set("autoRecomputation", int(RecomputationType.RecomputeAll))
+        recomputes = "--enable-recompute" in words
+        kind = RecomputationType.RecomputeAll if recomputes else RecomputationType.NoRecompute
+        options._Popart.set("autoRecomputation", int(kind))
         options.setExecutionStrategy(poptorch.ShardedExecution())
         module = models().ForTraining(network, args, ON_HOST)
         optimizer = poptorch.optim.SGD(module.parameters(), lr=0.1)

@@ -142,12 +142,13 @@ def test_what_cannot_be_measured_is_refused(program, capsys, words, expected):
     assert expected in capsys.readouterr().err
 
 
-def test_more_device_iterations_help_the_modelled_ipu_with_real_data_only(program):
-    """The host has its turn once a step, and none of synthetic data."""
+def test_more_device_iterations_help_the_modelled_ipu(program):
+    """The host starts each call, with synthetic data too."""
     few, many = (["--device-iterations", number, "--side", "16"] for number in ("1", "8"))
     assert 2 * modelled(program, few) < modelled(program, many)
     synthetic = [modelled(program, words, synthetic=True) for words in (few, many)]
-    assert synthetic[0] == pytest.approx(synthetic[1], rel=0.01)
+    assert 2 * synthetic[0] < synthetic[1]
+    assert modelled(program, many) < synthetic[1]
 
 
 def modelled(program, words, *, synthetic=False):
