@@ -30,7 +30,7 @@ _FEW_OPERATIONS: Final = 10
 _SETS: Final = 16
 # The largest number of sets that differ only by one operation, or by one group of operations, from
 # a set of the curve.
-_CHANGED_SETS: Final = 200
+_CHANGED_SETS: Final = 100
 # The largest number of operations for which the changed sets differ by one operation.
 _SINGLE_OPERATIONS: Final = 40
 # For each kind of recomputation without additional checkpoints, the tensors that a run keeps.

@@ -58,7 +58,7 @@ def test_no_set_of_checkpoints_is_better_than_the_curve(graph, data, tiles):
 
 
 def test_sets_are_better_than_regular_distances():
-    graph = resnet([3, 4, 6, 3], 224, 16, "float16")
+    graph = resnet([1, 2, 2, 1], 224, 32, "float16")
     settings = Settings(accumulation=6, optimizer=MOMENTUM, partials="float16")
     run = Run(graph, Placement.cut(graph), settings, MK2)
     curve = recomputation_curve(run)
@@ -86,9 +86,8 @@ def test_sets_are_better_than_regular_distances():
     assert chosen.cycles == min(point.run.cycles for point in curve if point.verdict == "fits")
 
 
-@pytest.mark.parametrize("name", ["BERT-base, 128 tokens, batch 32", "ViT-base, batch 8, two IPUs"])
-def test_curve_of_a_pipeline_falls(name):
-    (published,) = [each for each in PUBLISHED if each.name == name]
+def test_curve_of_a_pipeline_falls():
+    (published,) = [each for each in PUBLISHED if each.name == "ViT-base, batch 8, two IPUs"]
     curve = recomputation_curve(published.run)
     assert len(curve) > 5
     pairs = [(point.samples_per_second, point.share) for point in curve]

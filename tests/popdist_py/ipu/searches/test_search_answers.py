@@ -65,8 +65,13 @@ def test_splits_with_a_shared_weight():
     assert "micro_batches" not in find_splits(enough, 4).to_json()
 
 
-def test_recomputation():
-    answer = find_recomputation(TIGHT)
+@pytest.fixture(scope="module")
+def recomputation():
+    return find_recomputation(TIGHT)
+
+
+def test_recomputation(recomputation):
+    answer = recomputation
     made = answer.to_json()
     assert made["recompute"] == "stage"
     assert f"behind {len(made['checkpoints'])} operations" in answer.sentence
@@ -75,8 +80,8 @@ def test_recomputation():
     assert find_recomputation(RUN).to_json()["recompute"] == "none"
 
 
-def test_curve_of_memory_against_time():
-    answer = find_recomputation(TIGHT)
+def test_curve_of_memory_against_time(recomputation):
+    answer = recomputation
     made = answer.to_json()
     speeds = [point["samples_per_second"] for point in made["curve"]]
     shares = [point["share"] for point in made["curve"]]
