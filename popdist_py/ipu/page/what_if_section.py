@@ -9,14 +9,13 @@ from typing import Final
 
 from popdist_py.errors import counted
 from popdist_py.html_pages.page import Cell, Details, Part, Section, Sentence, Table
-from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.graph import Graph, Placement
-from popdist_py.ipu.memory import memory
 from popdist_py.ipu.memory_contents import Verdict
 from popdist_py.ipu.page.charted_values import percent
 from popdist_py.ipu.page.summary_sections import verdict_cell
-from popdist_py.ipu.schedule import least_accumulation
 from popdist_py.ipu.searches import Run, best_splits
+from popdist_py.ipu.searches.division_costs import shared_weights
+from popdist_py.ipu.searches.splits import with_micro_batches
 from popdist_py.ipu.settings import Recompute
 
 __all__ = ["Alternative", "alternatives", "what_if_section"]
@@ -91,11 +90,8 @@ def _rank(one: Alternative) -> tuple[object, ...]:
 
 
 def _estimated(num_changes: int, precision: str, run: Run) -> Alternative:
-    contents = memory(run.graph, run.placement, run.settings, run.ipu, run.estimates)
-    time = cycles(run.graph, run.placement, run.settings, run.ipu, run.model)
-    return Alternative(
-        run, precision, num_changes, contents.share, contents.verdict, time.throughput
-    )
+    fullest = run.fullest
+    return Alternative(run, precision, num_changes, fullest.share, fullest.verdict, run.throughput)
 
 
 def _changed(run: Run) -> Iterator[tuple[int, str, Run]]:
@@ -116,20 +112,7 @@ def _changed(run: Run) -> Iterator[tuple[int, str, Run]]:
         # another number of IPUs, "default" may stand for another kind.
         settings = run.settings if not k and not p else replace(run.settings, recompute=kind)
         other = Run(graph.with_batch(batch), placement, settings, run.ipu, run.estimates, run.model)
-        yield changes, precision, _filled(other)
-
-
-def _filled(run: Run) -> Run:
-    """Return a run with at least as many micro-batches as its pipeline needs."""
-    settings = run.settings
-    if not settings.is_pipelined:
-        return run
-    least = least_accumulation(run.placement.num_stages, is_training=settings.is_training)
-    if settings.is_training:
-        settings = replace(settings, accumulation=max(least, settings.accumulation))
-    elif settings.device_iterations < least:
-        settings = replace(settings, device_iterations=least, output_return_period=1)
-    return replace(run, settings=settings)
+        yield changes, precision, with_micro_batches(other, placement.num_stages)
 
 
 def _graphs(graph: Graph) -> list[tuple[str, Graph]]:
@@ -160,9 +143,12 @@ def _placements(run: Run) -> list[Placement]:
     into stages fits with the types of the run, one for half precision is returned.
     """
     found = [run.placement]
+    returns = bool(shared_weights(run.graph))
     for count in _other_counts(run):
+        # If the last stage returns to an IPU because of a shared weight, there is one stage more.
+        stages = count + 1 if count > 1 and returns else count
         for _, graph in _graphs(run.graph):
-            other = _filled(replace(run, graph=graph))
+            other = with_micro_batches(replace(run, graph=graph), stages)
             placement = best_splits(other, count, tries_all=False, is_quick=True)
             if placement is not None:
                 found.append(placement)

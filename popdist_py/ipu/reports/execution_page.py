@@ -47,8 +47,8 @@ class IpuExecution:
         sent: The bytes that the IPU sends to the host in one call of the model. ``sent`` counts
             outputs of the model, and the requests that tiles send for each transfer from or to the
             host.
-        copied: The bytes of activations that the IPU sends to other IPUs. In training, the other
-            IPUs send back gradients of the same size.
+        copied: The bytes of activations that the IPU sends to other IPUs. The gradients that the
+            other IPUs send back in training are not counted.
     """
 
     ipu: int

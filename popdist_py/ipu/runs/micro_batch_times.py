@@ -128,6 +128,7 @@ def timeline(run: Run) -> Timeline:
     placement, settings, ipu = run.placement, run.settings, run.ipu
     report, window = cycles_and_window(run.graph, placement, settings, ipu, run.model)
     sent = sum(run.graph.bytes_of(name) for name in run.graph.outputs)
+    sending = sent / run.model.host_bandwidth + run.model.host_sync_seconds
     last = report.stages[-1]
     passages = Passages(
         window=window,
@@ -135,7 +136,7 @@ def timeline(run: Run) -> Timeline:
         last_begins=window.forward_begins(placement.num_stages - 1),
         receive=sum(stage.receive for stage in report.stages),
         compute=last.offload + last.forward,
-        send=ipu.clock * (sent / run.model.host_bandwidth + run.model.host_sync_seconds),
+        send=0.0 if settings.synthetic_data else ipu.clock * sending,
         clock=ipu.clock,
         overlaps_io=settings.overlaps_io,
     )

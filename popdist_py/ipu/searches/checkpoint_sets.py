@@ -13,9 +13,7 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import Final, get_args
 
-from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.graph import Graph
-from popdist_py.ipu.memory import memory
 from popdist_py.ipu.memory_contents import Verdict, verdict_of
 from popdist_py.ipu.searches.places import cheap_places, places_to_cut, with_checkpoints
 from popdist_py.ipu.searches.run import Run
@@ -140,11 +138,9 @@ def _changes(run: Run) -> list[frozenset[str]]:
 
 
 def _point(run: Run, other: Run) -> RecomputationPoint:
-    share = memory(other.graph, other.placement, other.settings, other.ipu, other.estimates).share
-    speed = cycles(other.graph, other.placement, other.settings, other.ipu, other.model).throughput
     pairs = zip(run.graph.operations, other.graph.operations, strict=True)
     added = tuple(new.name for old, new in pairs if new.is_checkpoint and not old.is_checkpoint)
-    return RecomputationPoint(other, share, speed, added)
+    return RecomputationPoint(other, other.fullest.share, other.throughput, added)
 
 
 def _candidates(run: Run) -> Iterator[Run]:

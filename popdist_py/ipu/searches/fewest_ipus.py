@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
-from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.memory import least_bytes
 from popdist_py.ipu.memory_contents import Verdict
 from popdist_py.ipu.searches.division_costs import Effort, shared_weights
@@ -105,8 +104,7 @@ def _combinations(run: Run, count: int) -> Iterator[Combination]:
 
 
 def _combination(run: Run, changes: tuple[str, ...]) -> Combination:
-    report = cycles(run.graph, run.placement, run.settings, run.ipu, run.model)
-    return Combination(run, changes, run.fullest.verdict, report.throughput)
+    return Combination(run, changes, run.fullest.verdict, run.throughput)
 
 
 def _refined(found: Combination) -> Combination:

@@ -46,6 +46,11 @@ class Run:
         return report.fullest
 
     @property
+    def throughput(self) -> float:
+        """The number of samples that all replicas together process per second."""
+        return cycles(self.graph, self.placement, self.settings, self.ipu, self.model).throughput
+
+    @property
     def cycles(self) -> int:
         """The number of clock cycles that one call of the model takes."""
         return cycles(self.graph, self.placement, self.settings, self.ipu, self.model).total

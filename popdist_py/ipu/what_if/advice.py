@@ -12,7 +12,6 @@ from itertools import chain, islice
 from math import ceil, log2
 from typing import Final
 
-from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.memory import ipu_fits
 from popdist_py.ipu.memory_contents import UNCERTAINTY, IpuMemory
 from popdist_py.ipu.searches.division_costs import Effort, shared_weights
@@ -147,7 +146,7 @@ def explain(run: Run) -> OutOfMemory | None:
     own = run.fullest
     if own.fits:
         return None
-    speed = _throughput(run)
+    speed = run.throughput
     effort = Effort(_EFFORT)
     most = max(_LEAST_CHANGES, _MOST_ESTIMATES // len(run.graph.operations))
     batch = _smaller_batch(run, own)
@@ -188,7 +187,7 @@ def _advised(own: IpuMemory, speed: float, kind: Kind, change: str, other: Run) 
     if not helps and not after.fits:
         return None
     saved = max(0, own.needed - after.needed)
-    return Advice(change, saved, after.fits, kind, slower=1 - _throughput(other) / speed)
+    return Advice(change, saved, after.fits, kind, slower=1 - other.throughput / speed)
 
 
 def _cost(advice: Advice) -> tuple[bool, float, int]:
@@ -223,8 +222,8 @@ def _together(
     steps: list[Advice] = []
     for kind in kinds:
         text, after = next((t, other) for k, t, other in changes(run, batch) if k == kind)
-        own, speed = run.fullest, _throughput(run)
-        saved, slower = max(0, own.needed - after.fullest.needed), 1 - _throughput(after) / speed
+        own, speed = run.fullest, run.throughput
+        saved, slower = max(0, own.needed - after.fullest.needed), 1 - after.throughput / speed
         steps.append(Advice(text, saved, after.fullest.fits, kind, slower=slower))
         run = after
     return tuple(steps)
@@ -259,10 +258,6 @@ def _on_more_ipus(run: Run, effort: Effort) -> str:
             return f"{count} IPUs{needs}: {beginnings(found)}"
         count *= 2
     return ""
-
-
-def _throughput(run: Run) -> float:
-    return cycles(run.graph, run.placement, run.settings, run.ipu, run.model).throughput
 
 
 def _saved(advice: Advice) -> str:

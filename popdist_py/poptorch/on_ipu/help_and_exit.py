@@ -86,7 +86,8 @@ class ReportCommand(click.Command):
             if isinstance(error, BrokenPipeError):
                 return _BROKEN_PIPE
             with contextlib.suppress(OSError):
-                click.echo(f"Error: standard output cannot be written: {error.strerror}", err=True)
+                what = error.filename or "standard output cannot be written"
+                click.echo(f"Error: {what}: {error.strerror}", err=True)
             return _CANNOT_TELL
         return code
 

@@ -22,7 +22,7 @@ __all__ = ["WantedPage", "given_options", "planned_run", "wanted_page"]
 
 _PAGE_BEGINNING: Final = b"<!DOCTYPE html>"
 # Options that do not describe a run.
-_OTHER_OPTIONS: Final = ("model", "page", "beside", "as_json", "find")
+_OTHER_OPTIONS: Final = ("model", "page", "beside", "as_json", "find", "ipus")
 
 
 @dataclass(frozen=True, slots=True)

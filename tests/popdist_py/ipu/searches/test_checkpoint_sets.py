@@ -25,11 +25,13 @@ def throughput(run):
 
 def tried(run):
     """Yield the run with each kind of recomputation and every set of checkpoints."""
-    for kind in ("none", "norm", "stage"):
+    for kind in ("none", "norm", "standard", "stage"):
         yield replace(run, settings=replace(run.settings, recompute=kind))
     operations, last = run.graph.operations, run.placement.num_stages - 1
     numbers = range(len(operations))
-    for chosen in chain.from_iterable(combinations(numbers, n) for n in numbers[1:]):
+    for chosen in chain.from_iterable(
+        combinations(numbers, n) for n in range(1, len(operations) + 1)
+    ):
         marked = tuple(
             replace(o, is_checkpoint=True) if i in chosen else o for i, o in enumerate(operations)
         )

@@ -123,10 +123,14 @@ QUICK = [each for each in SPLIT if re.search(r"U-Net|SQuAD|B0|ViT|small.*two|bat
 def check(published):
     run = published.run
     found = best_splits(alone(run), run.placement.num_ipus)
-    if run.fits:
-        assert found is not None
-        assert replace(run, placement=found).fits
-        assert replace(run, placement=found).cycles <= run.cycles
+    if run.fullest.verdict == "does not fit":
+        return  # The found split may fit, and may then be slower.
+    assert found is not None
+    divided = replace(run, placement=found)
+    if divided.fullest.verdict == run.fullest.verdict:
+        assert divided.cycles <= run.cycles
+    else:
+        assert divided.fits
 
 
 @pytest.mark.parametrize("published", QUICK, ids=lambda published: published.name)
