@@ -6,9 +6,10 @@ keeps the precision and the optimiser of the run, because they change what the m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from types import MappingProxyType
 from typing import Final
 
 from popdist_py.ipu.memory import least_bytes
@@ -17,7 +18,7 @@ from popdist_py.ipu.searches.division_costs import Effort, shared_weights
 from popdist_py.ipu.searches.places import cheap_places, with_checkpoints
 from popdist_py.ipu.searches.run import LIMITS, Run
 from popdist_py.ipu.searches.splits import best_splits, with_micro_batches
-from popdist_py.ipu.settings import Settings
+from popdist_py.ipu.settings import Recompute, Settings
 
 __all__ = ["MOST_IPUS", "Combination", "divided", "fewest_ipus"]
 
@@ -25,6 +26,14 @@ __all__ = ["MOST_IPUS", "Combination", "divided", "fewest_ipus"]
 MOST_IPUS: Final = 64
 # The largest numbers of IPUs above the least number that the search compares.
 _MORE_COUNTS: Final = 2
+
+# The kinds of recomputation that suit a run without a pipeline, with texts for the user.
+_KINDS: Final[Mapping[Recompute, str]] = MappingProxyType(
+    {
+        "norm": "recomputation of normalisations",
+        "standard": "recomputation with PopART's checkpoints",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +165,11 @@ def _recomputations(run: Run, count: int) -> Iterator[tuple[tuple[str, ...], Run
         settings = replace(settings, recompute="default")
         if count > 1 and settings.is_pipelined:
             yield ("recomputation",), replace(run, settings=settings)
+    if count == 1 or not settings.is_pipelined:
+        # A pipeline recomputes whole stages anyway.
+        for kind, change in _KINDS.items():
+            if run.settings.recompute != kind:
+                yield (change,), replace(run, settings=replace(settings, recompute=kind))
     settings = replace(settings, recompute="stage", recomputes_last=True)
     graph = with_checkpoints(run.graph, cheap_places(run.graph))
     change = "recomputation with checkpoints between layers"

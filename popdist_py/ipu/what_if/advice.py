@@ -7,7 +7,7 @@ the change.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from math import ceil, log2
 from typing import Final
@@ -164,10 +164,16 @@ def _smaller_batch(run: Run, own: IpuMemory) -> int:
     """Return the number of samples of a smaller micro-batch, which may fit.
 
     The micro-batch is halved at least once, and as often as the memory of the fullest tile would
-    have to be halved.
+    have to be halved. A part of the memory does not depend on the micro-batch, so a micro-batch
+    that is far too large is halved up to twice more.
     """
     halvings = max(1, ceil(log2(own.share)))
-    return max(1, run.graph.batch >> halvings)
+    first = max(1, run.graph.batch >> halvings)
+    smaller = (first, first // 2, first // 4) if halvings > 1 else (first,)
+    for batch in filter(None, smaller):
+        if _fits(replace(run, graph=run.graph.with_batch(batch)), own.ipu):
+            return batch
+    return first
 
 
 def _advised(own: IpuMemory, speed: float, kind: Kind, change: str, other: Run) -> Advice | None:

@@ -8,9 +8,9 @@ import pytest
 
 from popdist_py.ipu.graph import Graph, Operation, Placement, Product, Tensor, saved_by
 from popdist_py.ipu.searches import Run, fewest_ipus
-from popdist_py.ipu.settings import ADAM, HALF_ADAM, Location, Settings
+from popdist_py.ipu.settings import ADAM, HALF_ADAM, MOMENTUM, Location, Settings
 from popdist_py.ipu.specification import MK2
-from tools.device.ipu_graphs import mlp
+from tools.device.ipu_graphs import mlp, resnet
 
 GRAPH = mlp([512] * 7, batch=512)
 RUN = Run(GRAPH, Placement.cut(GRAPH), Settings(accumulation=16, optimizer=ADAM), MK2)
@@ -47,7 +47,9 @@ def test_changes_are_those_of_the_run():
         texts = " ".join(one.changes)
         assert ("optimiser state off the chip" in texts) != settings.optimizer_location.on_chip
         assert ("activations off the chip" in texts) != settings.activation_location.on_chip
-        assert ("checkpoints" in texts) == any(o.is_checkpoint for o in one.run.graph.operations)
+        assert ("checkpoints between layers" in texts) == any(
+            o.is_checkpoint for o in one.run.graph.operations
+        )
     assert len({one.changes for one in found}) > 3
 
 
@@ -99,3 +101,16 @@ def test_recomputation_that_needs_more_memory_hides_no_combination():
 def test_nothing_fits():
     graph = mlp([30_000, 30_000, 10], 1)
     assert fewest_ipus(Run(graph, Placement.cut(graph), Settings(), MK2)) == ()
+
+
+def test_one_ipu_recomputes_if_that_is_faster_than_memory_off_the_chip():
+    graph = resnet([1, 2, 2, 1], 224, 32, "float16")
+    settings = Settings(accumulation=6, optimizer=MOMENTUM, partials="float16")
+    run = Run(graph, Placement.cut(graph), settings, MK2)
+    assert not run.fits
+    found = fewest_ipus(run)
+    kinds = [replace(settings, recompute=kind) for kind in ("norm", "standard", "stage")]
+    runs = [replace(run, settings=each) for each in kinds]
+    fast = max(each.throughput for each in runs if each.fits)
+    assert found[0].ipus == 1
+    assert found[0].samples_per_second >= fast
