@@ -94,8 +94,7 @@ def test_recomputation_that_needs_more_memory_hides_no_combination():
     again = replace(away, recompute="stage", recomputes_last=True)
     assert replace(run, settings=away).fits
     assert replace(run, settings=again).fullest.verdict == "does not fit"
-    (best, *_) = fewest_ipus(run, 1)
-    assert best.changes == ("activations off the chip",)
+    assert ("activations off the chip",) in [one.changes for one in fewest_ipus(run, 1)]
 
 
 def test_nothing_fits():
