@@ -65,6 +65,15 @@ RESTART_COUNT = "POPDIST_RESTART_COUNT"
 # JOB_FOLDER, and start_hook/sitecustomize.py reads it.
 JOB_FOLDER = "POPDIST_JOB_FOLDER"
 
+# The folder in memory (tmpfs) on this host for the newest states of the training. The folder
+# outlives the programs of the job, so that a restarted program continues from these states. The
+# wrapper sets CHECKPOINT_MEMORY, and the first program that saves a state creates the folder.
+CHECKPOINT_MEMORY = "POPDIST_CHECKPOINT_MEMORY"
+
+# "1" if the launcher's option --memory-checkpoints is set. TrainingCheckpoints then saves each step
+# to the folder in memory, unless the program chooses another interval.
+MEMORY_CHECKPOINTS = "POPDIST_MEMORY_CHECKPOINTS"
+
 # The path of the pipe through which a program asks its wrapper for a terminal for the debugger.
 # DEBUGGER is set only if the launcher has a keyboard.
 DEBUGGER = "POPDIST_DEBUGGER"
@@ -120,6 +129,8 @@ INSTANCE_VARIABLES = frozenset(
         NUM_LOCAL_INSTANCES,
         HEARTBEAT,
         JOB_FOLDER,
+        CHECKPOINT_MEMORY,
+        MEMORY_CHECKPOINTS,
         STACKS,
         RESTART_COUNT,
         MPI_NETWORK,
