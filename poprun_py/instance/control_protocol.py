@@ -99,7 +99,7 @@ ASK_CLOCK = b"C"
 DUMP_STACKS, OBSERVE = b"U", b"N"
 # STOP sends the program a signal, later SIGKILL: [grace seconds, number of the signal].
 STOP = b"T"
-# The wrapper may end. No payload.
+# The wrapper may end. The payload tells whether the launcher restarts the job.
 BYE = b"B"
 
 # --- requests of other processes to the launcher's socket on its host -----------------------------

@@ -23,13 +23,17 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAKE_SECONDS = 10.0
 _PAUSE_SECONDS = 0.005
 _DAEMON = "daemon-"
+_STATES = "states"
+# The folder for states of a training has no lock while the job restarts and no program has used the
+# folder yet. The jobs of other launchers keep such a folder for this long.
+_RESTART_SECONDS = 120.0
 
 
 def folder_name(kind: str, secret: bytes = b"") -> str:
     """Return a folder name that other users cannot guess, because it contains a random secret.
 
-    ``kind`` is ``PID``, ``files-PID``, ``host`` or ``job``, where PID is a process id. ``secret``
-    has six bytes.
+    ``kind`` is ``PID``, ``files-PID``, ``host``, ``job`` or ``states``, where PID is a process id.
+    ``secret`` has six bytes.
     """
     return f"poprun-{kind}-{(secret or os.urandom(6)).hex()}"
 
@@ -52,7 +56,7 @@ def _process_in(name: str) -> int | None:
     kind = head.removeprefix("poprun-")
     if kind == head or len(secret) != 12 or secret.strip("0123456789abcdef"):
         return None
-    if kind in ("host", "job"):
+    if kind in ("host", "job", _STATES):
         return 0
     pid = kind.removeprefix("files-")
     return int(pid) if pid.isdecimal() else None
@@ -180,6 +184,38 @@ class JobFolder:
         return os.path.samestat(status, os.fstat(self.descriptor))
 
 
+class CheckpointMemory:
+    """The folder in memory for states of a training, which outlives the programs of an attempt.
+
+    The first program that saves a state makes the folder at ``path``. Programs, wrappers and the
+    launcher lock the folder while they use it.
+    """
+
+    def __init__(self, path: str = "") -> None:
+        self.path = path or os.path.join(SHARED_MEMORY, folder_name(_STATES))
+        self._folder: JobFolder | None = None
+
+    def hold(self) -> None:
+        """Lock the folder if a program has made it, so that no other job removes it."""
+        if self._folder is None:
+            self._folder = JobFolder.join(self.path)
+
+    def release(self, *, is_kept: bool, wait_seconds: float = 0.0) -> None:
+        """Unlock the folder; unless ``is_kept``, remove it if no other process uses it.
+
+        If the launcher was killed, ``wait_seconds`` is the longest wait for the launcher's lock.
+        """
+        self.hold()
+        folder, self._folder = self._folder, None
+        if folder is None:
+            return
+        if is_kept:
+            os.utime(folder.descriptor)  # the time from which other jobs count _RESTART_SECONDS
+            folder.close()
+        else:
+            folder.leave(wait_seconds)
+
+
 def use_folders(address: str, memory_folder: str) -> list[JobFolder]:
     """Lock and return the folders of a job on this host; a folder in /dev/shm comes last.
 
@@ -228,8 +264,19 @@ def remove_abandoned(locations: "Iterable[str]", dead: int = 0) -> None:
                 continue
             # Launchers of earlier versions do not lock their folders, so a folder is kept while the
             # process in its name is alive.
-            if dead or not pid or start_ticks(pid) is None:
-                _remove_unused(os.path.join(location, name))
+            path = os.path.join(location, name)
+            if (dead or not pid or start_ticks(pid) is None) and not _may_restart(path):
+                _remove_unused(path)
+
+
+def _may_restart(path: str) -> bool:
+    """Return whether a path is a folder with states, from which a job may be restarting now."""
+    if not os.path.basename(path).startswith(f"poprun-{_STATES}-"):
+        return False
+    try:
+        return time.time() < os.stat(path).st_mtime + _RESTART_SECONDS
+    except OSError:
+        return False
 
 
 def _remove_unused(path: str) -> None:

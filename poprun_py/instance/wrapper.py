@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
 
-    from poprun_py.instance.job_folders import JobFolder
+    from poprun_py.instance.job_folders import CheckpointMemory, JobFolder
     from poprun_py.instance.transferred_files import SentFiles
     from poprun_py.machines.leases import Lease
 
@@ -118,6 +118,8 @@ class Wrapper:
         self._unsent_parts: Iterator[bytes] = iter(())
         self._wake = -1  # the pipe with a byte for each signal; -1 before the program starts
         self._daemon: dict[str, Any] = {}
+        self._states: CheckpointMemory | None = None
+        self._is_restarted = False  # whether the launcher restarts the job after this attempt
         self._spans = ""  # the prefix of the paths of the program's span files
         self._is_end_reported = False
         # The time from which the wrapper may end: 0 after the message BYE or the launcher's end.
@@ -201,6 +203,8 @@ class Wrapper:
             self._prepare_keyboard(start["keyboard"])
         program_environment.set_variables(start["variables"])
         program_environment.set_job_folders(self._folders)
+        if path := os.environ.get("POPDIST_CHECKPOINT_MEMORY"):
+            self._states = job_folders.CheckpointMemory(path)
         program_environment.complete()
         self._program.grace_seconds = start.get("grace_seconds", 0.0)
         if "open_files" in start:
@@ -278,6 +282,8 @@ class Wrapper:
         usage = self._program.collect_ended()
         if usage is None:
             return
+        if self._states is not None:
+            self._states.hold()
         if self._spans:
             from poprun_py.instance.transferred_files import write_end_time
 
@@ -336,7 +342,7 @@ class Wrapper:
         elif kind == control_protocol.STOP:
             self._program.stop(*loads(payload))
         elif kind == control_protocol.BYE:
-            self._leave_at = 0.0
+            self._leave_at, self._is_restarted = 0.0, payload == b"true"
         elif self._program.input is not None:
             self._program.input.handle(kind, payload)
 
@@ -374,16 +380,21 @@ class Wrapper:
         """Set a time for the wrapper to end, because the program may have skipped MPI_Finalize.
 
         Open MPI notices a program without MPI_Finalize only when the wrapper ends. Then Open MPI
-        ends the instances that wait for the program. A wrapper that leases CPUs stays.
+        ends the instances that wait for the program. A wrapper stays if it leases CPUs, or if a
+        restart may need the states of the training on this host.
         """
         is_open_mpi = "PMIX_RANK" in os.environ and "PMI_RANK" not in os.environ
-        if self._program.exit_code == 0 and is_open_mpi and self._lease is None:
+        stays = self._lease is not None or "POPDIST_MEMORY_CHECKPOINTS" in os.environ
+        if self._program.exit_code == 0 and is_open_mpi and not stays:
             self._leave_at = min(self._leave_at, time.monotonic() + LEAVE_SECONDS)
 
     def _release(self) -> None:
         """Give back the leased CPUs, leave the job's folders and close the connection."""
         if self._lease is not None:
             self._lease.close()
+        wait_seconds = 0.0 if self._channel.is_connected else _DYING_SECONDS
         for folder in self._folders:
-            folder.leave(0.0 if self._channel.is_connected else _DYING_SECONDS)
+            folder.leave(wait_seconds)
+        if self._states is not None:
+            self._states.release(is_kept=self._is_restarted, wait_seconds=wait_seconds)
         self._channel.close()

@@ -18,6 +18,7 @@ from typing import Any
 
 from popdist_py.environment import LOOPBACK, RESUME_EXIT_CODE, RUN_ID
 from poprun_py.errors import start_errors
+from poprun_py.instance.job_folders import CheckpointMemory
 from poprun_py.launching.job_cores import leases_place, share_of_plan
 from poprun_py.launching.launch_planning import without_lost_hosts
 from poprun_py.launching.run_record import AttemptRecord, RunRecord
@@ -79,6 +80,9 @@ class Attempts:
     output_folder: str | None = None
     on_attempt: OnAttempt = lambda _: None
     _parent: int = field(default_factory=os.getppid, init=False)
+    _states: CheckpointMemory = field(default_factory=CheckpointMemory, init=False)
+    # The number of pauses since the last attempt after which the job was restarted without a pause.
+    _num_pauses: int = field(default=0, init=False)
     _stdin_position: int | None = field(default_factory=stdin_position, init=False)
     # The value of time.monotonic() when the job's time limit began. The time in which the user
     # suspends (Ctrl-Z) or debugs the job is added to this value.
@@ -87,17 +91,20 @@ class Attempts:
     def run(self) -> LaunchResult:
         """Run the job; restart it after failures as often as --max-restarts and --timeout allow."""
         restart = 0
-        while True:
-            result = self.run_once(restart)
-            restart += 1
-            if not result.may_restart or restart > self.plan.config.max_restarts:
-                return result
-            seconds = backoff_seconds(restart)
-            if not self.has_time(seconds):
-                return result
-            self._tell_of_restart(result, restart, seconds)
-            if number := pause(seconds, self._parent):
-                return _ended_by(result, number, restart)
+        try:
+            while True:
+                result = self.run_once(restart)
+                self._states.hold()
+                seconds = self._seconds_before_restart(result)
+                restart += 1
+                if not self._allows_restart(result, restart) or not self.has_time(seconds):
+                    return result
+                self._num_pauses = self._num_pauses + 1 if seconds else 0
+                self._tell_of_restart(result, restart, seconds)
+                if number := pause(seconds, self._parent):
+                    return _ended_by(result, number, restart)
+        finally:
+            self._states.release(is_kept=False)
 
     def run_once(self, count: int) -> LaunchResult:
         """Run one attempt of the job; ``count`` is the number of restarts before this attempt."""
@@ -105,8 +112,10 @@ class Attempts:
         attempt = self.record.begin(planned, count)
         spent = time.monotonic() - self._began if count else 0.0
         job = job_of(planned, attempt, spent, self.partition, warn=self.console.warn)
-        if job.files.output_dir is None:
-            job = replace(job, files=replace(job.files, output_dir=self.output_folder))
+        output_dir = job.files.output_dir or self.output_folder
+        states = self._states.path
+        files = replace(job.files, output_dir=output_dir, checkpoint_memory=states)
+        job = replace(job, files=files)
         self.on_attempt(job)
         _make_folder_of_results(planned, count)
         if count:
@@ -122,20 +131,36 @@ class Attempts:
             on_started=on_started,
             while_starting=self.record.prepare,
             descriptors=self.descriptors,
+            is_restarted=lambda result: (
+                self._allows_restart(result, count + 1)
+                and self._seconds_left() > self._seconds_before_restart(result)
+            ),
         )
         self.record.end(result)
         self._began += result.paused_seconds
         return replace(result, restart_count=count)
 
+    def _allows_restart(self, result: LaunchResult, restart: int) -> bool:
+        return result.may_restart and restart <= self.plan.config.max_restarts
+
+    def _seconds_before_restart(self, result: LaunchResult) -> float:
+        """Return the pause before the restart after ``result``; 0 after progress."""
+        if self.plan.config.memory_checkpoints and has_made_progress(result):
+            return 0.0
+        return backoff_seconds(self._num_pauses + 1)
+
+    def _seconds_left(self) -> float:
+        limit = self.plan.config.timeout
+        return math.inf if limit is None else self._began + limit - time.monotonic()
+
     def has_time(self, seconds: float) -> bool:
         """Return whether the job's time limit allows a pause of ``seconds``; warn if not."""
-        limit = self.plan.config.timeout
-        left = math.inf if limit is None else self._began + limit - time.monotonic()
+        left = self._seconds_left()
         if left > seconds:
             return True
         self.console.warn(
-            f"no restart: the time limit of {limit:g} s leaves {max(0.0, left):.1f} s, and the "
-            f"pause before a restart is {seconds:g} s"
+            f"no restart: the time limit of {self.plan.config.timeout:g} s leaves "
+            f"{max(0.0, left):.1f} s, and the pause before a restart is {seconds:g} s"
         )
         return False
 
@@ -148,7 +173,8 @@ class Attempts:
         warn(report.removeprefix(f"{command_name()}: ").rstrip("\n"))
         if config.allow_fewer_hosts:
             self.plan = without_lost_hosts(self.plan, result, warn, self.cpus)
-        warn(f"restart {restart} of {config.max_restarts} in {seconds:g} s")
+        when = f"in {seconds:g} s" if seconds else "at once"
+        warn(f"restart {restart} of {config.max_restarts} {when}")
 
 
 def _make_folder_of_results(planned: LaunchPlan, restart_count: int) -> None:
@@ -165,6 +191,12 @@ def _make_folder_of_results(planned: LaunchPlan, restart_count: int) -> None:
 def backoff_seconds(restart: int) -> float:
     """Return the seconds to wait before a restart: 1, then 2, 4 and so on, at most 60."""
     return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(restart - 1, 10))
+
+
+def has_made_progress(result: LaunchResult) -> bool:
+    """Return whether an instance has done a training step since the attempt began."""
+    found = (each.progress for each in result.instances)
+    return any(each is not None and each.step > each.resumed for each in found)
 
 
 def pause(seconds: float, parent: int) -> int:

@@ -256,6 +256,9 @@ class DeclaredOptions:
         " 10 s; 120 s if no instance counts steps. Unset: no limit.")
     max_restarts: int = _supervision(0, whole_number(0),
         "Maximum number of restarts after failures; the pauses before them are 1, 2, 4, ... s.")
+    memory_checkpoints: bool = _supervision(False, FLAG,
+        "Keep the newest state of the training in memory, and restart quickly from this state after"
+        " failures (see max_restarts): without a pause, if the training has made progress.")
     allow_fewer_hosts: bool = _supervision(False, FLAG,
         "Allow a restart without the hosts that were lost.")
 

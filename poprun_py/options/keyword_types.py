@@ -217,6 +217,11 @@ class LaunchOptions(TypedDict, total=False):
     max_restarts: int
     """Maximum number of restarts after failures; the pauses before them are 1, 2, 4, ... s."""
 
+    memory_checkpoints: bool
+    """Keep the newest state of the training in memory, and restart quickly from this state after
+    failures (see max_restarts): without a pause, if the training has made progress.
+    """
+
     allow_fewer_hosts: bool
     """Allow a restart without the hosts that were lost."""
 

@@ -13,11 +13,13 @@ from typing import Any
 
 from popdist_py.device_numbers import LINK_DOMAIN_IPUS, device_id
 from popdist_py.environment import (
+    CHECKPOINT_MEMORY,
     DEBUGGER,
     EXECUTABLE_CACHE_PATH,
     HEARTBEAT,
     INSTANCE_VARIABLES,
     IPU_MODEL,
+    MEMORY_CHECKPOINTS,
     NETWORK,
     NODE_DEVICE_ID,
     RESTART_COUNT,
@@ -64,6 +66,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # launcher does not pass these variables on to its mpirun.
 _OF_OUTER_JOB = {
     *("POPRUN_CPUS", "POPRUN_MEMORY_NODES", RUN_ID),
+    *(CHECKPOINT_MEMORY, MEMORY_CHECKPOINTS),
     *(DEBUGGER, HEARTBEAT, NETWORK, NODE_DEVICE_ID, RESTART_COUNT, STACKS),
     *(RUN_FILES, SDK_COMMAND, TIMELINE),
     *("GROUP_WORLD_SIZE", "NODE_RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
@@ -147,6 +150,8 @@ def _common_variables(inputs: PlanInputs) -> dict[str, str]:
         variables["MPI4PY_LIBMPI"] = inputs.mpi.library
     if probed is not None and probed.network.name:
         variables[NETWORK] = probed.network.name
+    if config.memory_checkpoints:
+        variables[MEMORY_CHECKPOINTS] = "1"
     variables[SDK_NAMES] = config.sdk_names
     if command_name() == SDK_NAME:
         variables[SDK_COMMAND] = "1"

@@ -156,6 +156,8 @@ class JobFiles:
             two places.
         spans: The folder of the timeline's spans.
         call: A file that every program reads. The launcher sends this file to the other hosts.
+        checkpoint_memory: The path, on every host, of the folder for states of the training in
+            memory. A program makes this folder when it saves the first state.
     """
 
     output_dir: str | None = None
@@ -163,6 +165,7 @@ class JobFiles:
     places: tuple[FilePlace, ...] = ()
     spans: Path | None = None
     call: Path | None = None
+    checkpoint_memory: str | None = None
 
     def variables(self, instance: int) -> dict[str, str]:
         """Return the variables with the paths of an instance's files, if it is on this host."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from popdist_py.environment import CALL, MPI_NETWORK
+from popdist_py.environment import CALL, CHECKPOINT_MEMORY, MPI_NETWORK
 from popdist_py.errors import counted
 from poprun_py.errors import StartError
 from poprun_py.instance import control_protocol, process_control
@@ -253,6 +253,8 @@ class ProgramStart:
             variables = {"MASTER_PORT": port, **self._job.command.variables[index]}
             if hosts.listen is None and hosts.network is not None:
                 variables[MPI_NETWORK] = hosts.network
+            if files.checkpoint_memory is not None:
+                variables[CHECKPOINT_MEMORY] = files.checkpoint_memory
             is_other = index in hosts.others
             if not is_other:
                 variables.update(files.variables(index))

@@ -46,6 +46,7 @@ def supervise(
     on_started: Callable[[Reports], None] | None = None,
     while_starting: Callable[[], None] = lambda: None,
     descriptors: tuple[int, int] = (1, 2),
+    is_restarted: Callable[[LaunchResult], bool] = lambda _: False,
 ) -> LaunchResult:
     """Run ``job`` to its end and return its result; no process of the job is left running.
 
@@ -55,6 +56,7 @@ def supervise(
         on_started: Called once, when all programs run, with the reports of their wrappers.
         while_starting: Called once, while mpirun starts the wrappers.
         descriptors: The file descriptors of the launcher's stdout and stderr.
+        is_restarted: Tells whether the job is restarted after a result.
 
     Raises:
         StartError: The job could not start.
@@ -67,7 +69,7 @@ def supervise(
             with contextlib.ExitStack() as resources:
                 selector, signals = _start(parts, resources)
                 while_starting()
-                return _run(parts, selector, signals)
+                return _run(parts, selector, signals, is_restarted)
         except StartError as error:
             explain = job.hosts.explain_failed_start
             # If the launcher knows no reason, the other hosts may know why the job did not start.
@@ -123,10 +125,15 @@ def _start(
     return selector, signals
 
 
-def _run(parts: RunningJob, selector: selectors.BaseSelector, signals: SignalPipe) -> LaunchResult:
+def _run(
+    parts: RunningJob,
+    selector: selectors.BaseSelector,
+    signals: SignalPipe,
+    is_restarted: Callable[[LaunchResult], bool],
+) -> LaunchResult:
     """Handle the events of a job until the job has ended, and return the job's result."""
     output, control, mpirun = parts.output, parts.control, parts.mpirun
-    while not _is_over(parts):
+    while not _is_over(parts, is_restarted):
         for key, events in selector.select(_wait_seconds(parts)):
             key.data(key.fileobj, events)
         if mpirun.has_just_ended():
@@ -171,12 +178,12 @@ def _wait_seconds(parts: RunningJob) -> float:
     return min(longest, max(0.0, seconds))
 
 
-def _is_over(parts: RunningJob) -> bool:
+def _is_over(parts: RunningJob, is_restarted: Callable[[LaunchResult], bool]) -> bool:
     """Tell whether all instances have reported their ends and mpirun has ended."""
     control, mpirun, is_any_running = parts.control, parts.mpirun, parts.is_any_running
     if control.is_complete and not is_any_running:
         if not mpirun.is_expected_to_end:
-            control.broadcast(control_protocol.BYE, None)
+            control.broadcast(control_protocol.BYE, _is_restarted(parts, is_restarted))
             ends = [peer.instance_end or {} for peer in control.peers.values()]
             is_host_lost = any(end.get("lost") for end in ends)
             mpirun.expect_end(
@@ -186,6 +193,14 @@ def _is_over(parts: RunningJob) -> bool:
     return mpirun.ended_at is not None and (
         not is_any_running or time.monotonic() > mpirun.ended_at + _REPORT_SECONDS
     )
+
+
+def _is_restarted(parts: RunningJob, is_restarted: Callable[[LaunchResult], bool]) -> bool:
+    """Tell whether the job is restarted, when all instances have ended and mpirun still runs."""
+    try:
+        return is_restarted(outcome.launch_result(_ending(parts)))
+    except StartError:
+        return False
 
 
 def _drain_output(parts: RunningJob, selector: selectors.BaseSelector, signals: SignalPipe) -> None:
@@ -204,10 +219,17 @@ def _drain_output(parts: RunningJob, selector: selectors.BaseSelector, signals: 
 
 
 def _result(parts: RunningJob) -> LaunchResult:
-    mpirun, stop = parts.mpirun, parts.shutdown.stop
-    for line in mpirun.output.splitlines():
+    for line in parts.mpirun.output.splitlines():
         parts.output.log(f"mpirun: {line}")
-    ending = outcome.Ending(
+    result = outcome.launch_result(_ending(parts))
+    if result.exit_code != 0 or parts.job.watchers.live:
+        parts.output.begin_report()
+    return replace(result, paused_seconds=parts.limits.paused_seconds)
+
+
+def _ending(parts: RunningJob) -> outcome.Ending:
+    mpirun, stop = parts.mpirun, parts.shutdown.stop
+    return outcome.Ending(
         job=parts.job,
         files=parts.folder.parent,
         shortage=parts.shortages.result(
@@ -220,7 +242,3 @@ def _result(parts: RunningJob) -> LaunchResult:
         mpirun_output=mpirun.output,
         stop=stop,
     )
-    result = outcome.launch_result(ending)
-    if result.exit_code != 0 or parts.job.watchers.live:
-        parts.output.begin_report()
-    return replace(result, paused_seconds=parts.limits.paused_seconds)

@@ -15,6 +15,7 @@ from support.repository import ROOT
 
 from poprun_py.instance import job_folders
 from poprun_py.instance.job_folders import (
+    CheckpointMemory,
     JobFolder,
     folder_name,
     remove_abandoned,
@@ -32,7 +33,7 @@ def dead():
     return process.pid
 
 
-@pytest.mark.parametrize("kind", ["12", "files-12", "host", "job"])
+@pytest.mark.parametrize("kind", ["12", "files-12", "host", "job", "states"])
 def test_names_of_job_folders_are_recognised(kind):
     assert job_folders.is_job_folder(f"/any/{folder_name(kind)}")
     assert folder_name(kind, SECRET) == f"poprun-{kind}-000000000000"
@@ -265,3 +266,39 @@ def test_a_folder_is_removed_with_all_that_is_in_it_and_nothing_else(tmp_path):
         "outside",
         "outside/file",
     ]
+
+
+def test_states_are_kept_for_a_restart_and_removed_by_the_last_process(tmp_path):
+    path = tmp_path / folder_name("states")
+    launcher, wrapper = (CheckpointMemory(str(path)) for _ in range(2))
+    launcher.hold()  # no program has made the folder yet
+    path.mkdir(mode=0o700)
+    launcher.hold()
+    wrapper.release(is_kept=True)
+    assert path.is_dir()
+    wrapper.release(is_kept=False)  # the launcher still uses the folder
+    assert path.is_dir()
+    launcher.release(is_kept=False)
+    assert not path.exists()
+    launcher.release(is_kept=False)
+
+
+def test_states_without_a_lock_are_removed_later_than_a_restart_takes(tmp_path):
+    path = tmp_path / folder_name("states")
+    path.mkdir(mode=0o700)
+    os.utime(path, (0, 0))
+    memory = CheckpointMemory(str(path))
+    memory.hold()
+    remove_abandoned([str(tmp_path)])
+    memory.release(is_kept=True)
+    remove_abandoned([str(tmp_path)])
+    assert path.is_dir()
+    os.utime(path, (0, 0))
+    remove_abandoned([str(tmp_path)])
+    assert not path.exists()
+
+
+def test_jobs_keep_their_states_in_different_folders_of_shared_memory():
+    one, other = CheckpointMemory(), CheckpointMemory()
+    assert one.path != other.path
+    assert all(job_folders.is_job_folder(each.path) for each in (one, other))

@@ -17,7 +17,7 @@ from support.processes import wait_until
 from poprun_py.launching import attempts
 from poprun_py.launching.attempts import backoff_seconds, pause
 from poprun_py.launching.run_record import RunRecord
-from poprun_py.running.supervise.launch_result import InstanceResult, LaunchResult
+from poprun_py.running.supervise.launch_result import InstanceResult, LaunchResult, Progress
 
 
 @pytest.fixture
@@ -27,11 +27,13 @@ def job(monkeypatch):
     The function returns the result and the warnings. A pause takes no time and ends with a signal.
     """
 
-    def run(num_failures, number=0, **options):
-        failure = LaunchResult(
-            exit_code=7, instances=(InstanceResult(index=0),), hung=(0,), may_restart=True
-        )
-        results = iter([failure] * num_failures + [LaunchResult(exit_code=0)])
+    def failure(step):
+        instance = InstanceResult(index=0, progress=Progress(step, resumed=3))
+        return LaunchResult(exit_code=7, instances=(instance,), hung=(0,), may_restart=True)
+
+    def run(num_failures, number=0, steps=None, **options):
+        failures = [failure(step) for step in steps or [3] * num_failures]
+        results = iter([*failures, LaunchResult(exit_code=0)])
         monkeypatch.setattr(attempts, "supervise", lambda *_, **__: next(results))
         monkeypatch.setattr(attempts, "pause", lambda *_: number)
         plan, console = plan_with_folder(None, **options), KeptConsole()
@@ -47,6 +49,16 @@ def test_job_is_run_again_with_growing_pauses(job):
         "restart 1 of 5 in 1 s", "restart 2 of 5 in 2 s", "restart 3 of 5 in 4 s"
     ]  # fmt: skip
     assert (result.exit_code, result.restart_count) == (0, 3)
+
+
+def test_after_progress_a_restart_with_states_in_memory_is_not_delayed(job):
+    _, warnings = job(4, steps=[3, 3, 5, 3], max_restarts=4, memory_checkpoints=True)
+    assert [line for line in warnings if line.startswith("restart")] == [
+        "restart 1 of 4 in 1 s", "restart 2 of 4 in 2 s", "restart 3 of 4 at once",
+        "restart 4 of 4 in 1 s",
+    ]  # fmt: skip
+    _, warnings = job(2, steps=[5, 5], max_restarts=4)
+    assert warnings[-1] == "restart 2 of 4 in 2 s"
 
 
 def test_restarts_are_used_up(job):

@@ -8,7 +8,7 @@ import pytest
 
 from poprun_py.command.cli import COMMANDS
 from poprun_py.errors import UsageError
-from poprun_py.options.command_line import _ALIASES, _NAMES, _SHORT, parse
+from poprun_py.options.command_line import _ALIASES, _NAMES, _SHORT, complete, parse
 from poprun_py.options.config_files import parse_config
 from poprun_py.options.help_pages import help_text
 from poprun_py.options.other_launchers import FOREIGN_OPTIONS, GUESSED
@@ -88,10 +88,12 @@ def test_the_value_is_not_repeated():
 
 
 def test_options_of_ours_are_not_in_the_table():
-    """A name in the table is refused, so neither a name of ours nor a unique prefix is one."""
+    """A name in the table is refused, even if it is a unique prefix of an option of ours."""
     for _, name, _ in spellings():
         assert name not in {*_NAMES, *_ALIASES, *_SHORT}, name
-        assert len([ours for ours in _NAMES if ours.startswith(name)]) != 1, name
+        if name.startswith("--"):
+            with pytest.raises(UsageError, match=r"^unknown option"):
+                complete(name, name)
 
 
 def test_every_option_that_the_advice_names_exists():
