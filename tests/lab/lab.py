@@ -57,7 +57,7 @@ set -e
 echo {name} > /proc/sys/kernel/hostname
 mount -t tmpfs tmpfs /dev/shm
 # MPI's daemons write into /tmp under names made of process numbers, which hosts have in common.
-mkdir {folder}/tmp
+mkdir -p {folder}/tmp
 mount -t tmpfs tmpfs {folder}/tmp
 for path in {visible}; do
     mkdir -p {folder}/tmp/${{path#/tmp/}}
@@ -351,6 +351,19 @@ class Lab:
             if is_ours and not _is_mounted(_SSH_FOLDER):
                 _SSH_FOLDER.rmdir()
 
+    def switch_on(self, index: int) -> None:
+        """Switch a host on again after ``kill()``; its memory and ``/tmp`` are empty.
+
+        The caller's thread must live as long as the host.
+        """
+        assert self._switch is not None
+        old = self.hosts[index]
+        old.end_commands()
+        # The kernel removes the network of a host some time after its last process.
+        with contextlib.suppress(RuntimeError):
+            _run("nsenter", f"--target={self._switch.pid}", "--net", "ip", "link", "del", old.port)
+        self._add_host(index)
+
     def names(self, count: int | None = None) -> str:
         """Return the first hosts' names as ``--host`` takes them."""
         return ",".join(host.name for host in self.hosts[:count])
@@ -422,11 +435,12 @@ class Lab:
             port=f"port{index}",
             switch_pid=self._switch.pid,
         )
-        self.hosts.append(host)
+        self.hosts[index : index + 1] = [host]
         host.init_pid = _first_child(holder)
         inside_switch = ("nsenter", f"--target={self._switch.pid}", "--net")
+        # A host that is switched on again keeps its address, which the others have cached.
         _run(*inside_switch, "ip", "link", "add", host.port, "type", "veth", "peer", "name", "eth0",
-             "netns", host.init_pid)  # fmt: skip
+             "address", f"02:00:00:00:00:{index:02x}", "netns", host.init_pid)  # fmt: skip
         _run(*inside_switch, "ip", "link", "set", host.port, "master", "switch", "up")
         inside_host = ("nsenter", f"--target={host.init_pid}", "--net")
         # An IPv6 address is usable at once if nobody is asked whether it has it too.

@@ -7,6 +7,7 @@ import time
 import pytest
 from lab import lab as lab_module
 from lab.lab import Lab
+from support.processes import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
@@ -50,3 +51,16 @@ def test_a_host_that_does_not_start_is_collected(lab_permitted, tmp_path, monkey
     with pytest.raises(RuntimeError, match="no first process"):
         lab.__enter__()
     assert lab.hosts[0].holder.returncode is not None
+
+
+def test_a_host_that_is_switched_on_again_is_reached_at_once_and_has_lost_its_memory(make_lab):
+    lab = make_lab(2)
+    assert lab[0].run("ssh", "node1", "touch /dev/shm/kept").returncode == 0
+    lab[1].kill()
+    lab.switch_on(1)
+
+    def listed():
+        return lab[0].run("ssh", "-oConnectTimeout=1", "node1", "ls /dev/shm")
+
+    wait_until(lambda: listed().returncode == 0, 10, "node1 does not answer")
+    assert listed().stdout == ""
