@@ -1,8 +1,11 @@
 """Limits the MPI sockets of an instance to the job's network when the program starts MPI.
 
-Open MPI listens on every address of the machine. Python imports this module when it starts. To keep
-the start of Python fast, this module imports only popdist_import_hook and modules that Python has
-already loaded.
+Open MPI listens on every address of the machine. In a job with checkpoints in memory, this module
+also tells the wrapper that the program has started MPI. MPI cannot start a second time under the
+same wrapper, so such a program cannot be restarted under this wrapper.
+
+Python imports this module when it starts. To keep the start of Python fast, this module imports
+only popdist_import_hook and modules that Python has already loaded.
 """
 
 import os
@@ -22,24 +25,32 @@ if TYPE_CHECKING:
 _PMIX = ("/libpmix.so", "/mca_pmix_", "/libopen-pal.so")
 _SHARED_MEMORY = {"sm", "vader"}
 _HERE = os.path.dirname(os.path.abspath(__file__))
+# The index of the flag "has started MPI" in the shared memory, and the size of the flag in bytes.
+# poprun_py/instance/progress_memory.py contains the same two numbers.
+_WORD, _WORD_BYTES = 30, 8
 
 
 class _Mover:
     """Makes the sockets that MPI opens at its start listen only on the network of the job.
 
     Args:
-        network: The network for the sockets, as an interface or a CIDR.
+        network: The network for the sockets, as an interface or a CIDR; empty to move no sockets.
         is_alone: Whether all instances run on this host.
+        heartbeat: The file of the memory that is shared with the wrapper; empty to tell nothing.
     """
 
-    def __init__(self, network: str, *, is_alone: bool) -> None:
+    def __init__(self, network: str, *, is_alone: bool, heartbeat: str = "") -> None:
         self._network = network
         self._is_alone = is_alone
+        self._heartbeat = heartbeat
 
     def execute_and_move(
         self, execute: "Callable[[ModuleType], object]", module: "ModuleType"
     ) -> None:
         """Run the code of mpi4py.MPI, and move the sockets that this code opens."""
+        package = sys.modules.get("mpi4py")
+        if getattr(getattr(package, "rc", None), "initialize", True):
+            self._tell_wrapper()
         self._started(execute, module)
         if not module.Is_initialized():
             # If mpi4py.rc.initialize is false, importing mpi4py.MPI does not start MPI. Such a
@@ -48,10 +59,27 @@ class _Mover:
                 setattr(module, start, self._watched(getattr(module, start)))
 
     def _watched(self, start: "Callable[..., object]") -> "Callable[..., object]":
-        return lambda *args, **kwargs: self._started(start, *args, **kwargs)
+        def starting(*args: object, **kwargs: object) -> object:
+            self._tell_wrapper()
+            return self._started(start, *args, **kwargs)
+
+        return starting
+
+    def _tell_wrapper(self) -> None:
+        """Set the flag in the shared memory before MPI starts, because the start may fail."""
+        if not self._heartbeat:
+            return
+        try:
+            with open(self._heartbeat, "r+b", buffering=0) as file:
+                file.seek(_WORD * _WORD_BYTES)
+                file.write((1).to_bytes(_WORD_BYTES, sys.byteorder))
+        except OSError:
+            pass  # the program runs without a wrapper
 
     def _started(self, start: "Callable[..., object]", *args: object, **kwargs: object) -> object:
         """Call ``start``, which may start MPI, and move the sockets that MPI then opens."""
+        if not self._network:
+            return start(*args, **kwargs)
         listening = _listening()
         before = listening.descriptors()
         result = start(*args, **kwargs)
@@ -100,6 +128,9 @@ def _fence() -> "Callable[[], object] | None":
 def start() -> None:
     """Move MPI's sockets when a program of a job imports mpi4py.MPI."""
     alone, between = (os.environ.get(f"POPDIST_{name}") for name in ("MPI_NETWORK", "NETWORK"))
-    if network := alone or between:
-        mover = _Mover(network, is_alone=bool(alone))
+    network, heartbeat = alone or between or "", ""
+    if os.environ.get("POPDIST_MEMORY_CHECKPOINTS") == "1":
+        heartbeat = os.environ.get("POPDIST_HEARTBEAT", "")
+    if network or heartbeat:
+        mover = _Mover(network, is_alone=bool(alone), heartbeat=heartbeat)
         popdist_import_hook.run_at_import("mpi4py.MPI", mover.execute_and_move)

@@ -36,6 +36,9 @@ _CALL, _CALL_BEGAN = 26, 27
 _FIRST_ROW = 29
 # The index of the word for the id of a process whose main thread ended with an exception.
 _FAILED = 28
+# The index of the word that is 1 if the program has started MPI itself, by importing mpi4py.MPI
+# (popdist_py/start_hook/popdist_mpi_sockets.py).
+_STARTED_MPI = 30
 # The index of the word that is 1 if the program trained a model separately from the other instances
 # (popdist_py/start_hook/popdist_separate_models.py).
 _SEPARATE = 31
@@ -119,6 +122,13 @@ class ProgressMemory:
     def trained_alone(self) -> bool:
         """Return whether the program trained with torch but called no collective of the library."""
         return self._words[_SEPARATE] == 1 and not self._words[_CALL]
+
+    def has_started_mpi(self) -> bool:
+        """Return whether the program has started MPI, which cannot start again under this wrapper.
+
+        The program writes this word only in a job with checkpoints in memory.
+        """
+        return self._words[_STARTED_MPI] == 1
 
     def waits(self) -> bool:
         """Return whether the program waits for other instances in a collective of the library.

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.processes import wait_until
+from support.repository import ROOT
 
 from popdist_py import environment, heartbeat
 from popdist_py.activities import ledger
@@ -38,6 +39,39 @@ def test_both_sides_agree_on_the_words():
     assert heartbeat._NUM_WORDS <= ledger._BEGAN  # they follow the words of the heartbeat
     assert progress_memory._LEDGER_BEGAN == ledger._BEGAN
     assert len(ledger.NAMES) == progress_memory._NUM_ACTIVITIES
+
+
+@pytest.mark.parametrize(
+    ("code", "asked", "has_started"),
+    [
+        ("import mpi4py.MPI", "1", True),
+        ("import mpi4py.MPI", "", False),
+        ("import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI", "1", False),
+        (
+            "import mpi4py; mpi4py.rc.initialize = False\n"
+            "from mpi4py import MPI\nassert MPI.Init() == 'started'",
+            "1",
+            True,
+        ),
+        ("import os", "1", False),
+    ],
+)
+def test_the_wrapper_reads_whether_the_program_has_started_mpi(
+    program, tmp_path, code, asked, has_started
+):
+    package = tmp_path / "mpi4py"
+    package.mkdir()
+    package.joinpath("__init__.py").write_text("class rc:\n    initialize = True\n")
+    package.joinpath("MPI.py").write_text(
+        "from mpi4py import rc\nis_on = rc.initialize\n"
+        "def Is_initialized(): return is_on\n"
+        "def Init(): return 'started'\nInit_thread = Init\n"
+    )
+    memory = ProgressMemory()
+    hook = ROOT / "popdist_py" / "start_hook"
+    environ = {"PYTHONPATH": f"{hook}:{tmp_path}", "POPDIST_MEMORY_CHECKPOINTS": asked}
+    program(f"{code}\n{READY}", **memory.variables(), **environ)
+    assert memory.has_started_mpi() is has_started
 
 
 def test_the_wrapper_reads_the_ledger_of_the_program(program):
