@@ -112,6 +112,13 @@ class ProgramInput:
         self._has_ended = True
         self.typed.ended()
 
+    def close(self) -> None:
+        """Close the pipe of the debugger's requests, after the program's end."""
+        for descriptor in (self.requests, self._write_requests):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.requests = self._write_requests = -1
+
     def read_requests(self) -> None:
         """Pass the requests of the program's debugger on to the launcher."""
         data = self._incomplete_request + os.read(self.requests, 4096)

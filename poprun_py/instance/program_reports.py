@@ -23,7 +23,7 @@ class ProgramReports:
 
     def __init__(self, program: "ProgramProcess", channel: "LauncherChannel") -> None:
         self.memory = ProgressMemory()
-        self.end: dict[str, Any] | None = None  # the report of the program's end; None before it
+        self.end: dict[str, Any] = {}  # the report of the program's end; empty before it
         self._program = program
         self._channel = channel
         # The number of processes killed at the memory limit before the program started.
@@ -57,6 +57,11 @@ class ProgramReports:
         self._oom_kills_before = memory_kills()
         self._busy_before = busy_seconds()
         self._cpus = os.sched_getaffinity(0)  # the program has the binding of this process
+
+    def close(self) -> None:
+        """Close the files that this process shares with the program."""
+        self.memory.close()
+        os.close(self._stacks_file)
 
     def next_deadline(self) -> float:
         """Return the time when ``on_time`` must be called next; infinity for never."""
@@ -146,6 +151,7 @@ class ProgramReports:
             "call": memory.last_collective() if is_without_calls else None,
             "polls": memory.polls(),
             "trained_alone": memory.trained_alone(),
+            "started_mpi": memory.has_started_mpi(),
             "started": self._program.started_ns,
             "now": time.monotonic_ns(),
             "ledger": memory.ledger(),

@@ -83,6 +83,10 @@ class ProgressMemory:
         self._words = memoryview(mmap.mmap(self._file, 8 * _ALL_WORDS)).cast("q")
         self._has_counted = False
 
+    def close(self) -> None:
+        """Close the file of the memory."""
+        os.close(self._file)
+
     def variables(self) -> dict[str, str]:
         """Return the environment variable that tells the program where the memory is."""
         return {"POPDIST_HEARTBEAT": f"/proc/{os.getpid()}/fd/{self._file}"}

@@ -84,17 +84,19 @@ def _unescape(word: str) -> str:
 
 
 def _send_hello(channel: LauncherChannel, token: str) -> None:
-    rank = program_environment.rank()
     hello = {
         "token": token,
-        "rank": rank,
+        "rank": program_environment.rank(),
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "time_ns": time.time_ns(),
     }
-    if rank == 0:
-        hello["port"] = launcher_channel.free_port()
-    channel.send_now(control_protocol.HELLO, hello)
+    channel.send_now(control_protocol.HELLO, hello | _ports())
+
+
+def _ports() -> dict[str, int]:
+    """Return the port that instance 0 offers to the programs of all instances."""
+    return {"port": launcher_channel.free_port()} if program_environment.rank() == 0 else {}
 
 
 class Wrapper:
@@ -110,33 +112,41 @@ class Wrapper:
         self, channel: LauncherChannel, command: list[str], folders: "list[JobFolder]"
     ) -> None:
         self._channel = channel
-        self._program = ProgramProcess(command, channel)
-        self._reports = ProgramReports(self._program, channel)
+        self._command = command
+        # The environment of every program, before the variables that its start adds.
+        self._environ = dict(os.environ)
         self._folders = folders
         self._lease: Lease | None = None  # the lease of CPUs for all instances on this host
-        self._sent_files: SentFiles | None = None
-        self._unsent_parts: Iterator[bytes] = iter(())
-        self._wake = -1  # the pipe with a byte for each signal; -1 before the program starts
+        self._wake = -1  # the pipe with a byte for each signal; -1 before the first program starts
         self._daemon: dict[str, Any] = {}
         self._states: CheckpointMemory | None = None
         self._is_restarted = False  # whether the launcher restarts the job after this attempt
-        self._spans = ""  # the prefix of the paths of the program's span files
-        self._is_end_reported = False
         # The time from which the wrapper may end: 0 after the message BYE or the launcher's end.
         self._leave_at = float("inf")
+        self._prepare_program()
+
+    def _prepare_program(self) -> None:
+        """Make the objects for the program of one attempt."""
+        self._program = ProgramProcess(self._command, self._channel)
+        self._reports = ProgramReports(self._program, self._channel)
+        self._sent_files: SentFiles | None = None
+        self._unsent_parts: Iterator[bytes] = iter(())
+        self._spans = ""  # the prefix of the paths of the program's span files
+        self._is_started = self._is_end_reported = False
 
     def run(self) -> int:
-        """Run the program from its start to its end; return the exit code for mpirun."""
+        """Run the program, in each attempt at the job; return the exit code for mpirun."""
         self._daemon = self._move_daemon_sockets()
-        while self._wake < 0:
+        while not self._is_started:
             for kind, payload in self._channel.wait_for_messages():
-                handle = self._handle_before_start if self._wake < 0 else self._handle
-                handle(kind, payload)
+                self._handle(kind, payload)
         # On the launcher's host, the launcher itself removes the folders of jobs that were killed.
         if self._channel.is_remote and program_environment.is_first_on_host():
             job_folders.remove_abandoned(job_folders.folder_locations())
-        self._loop()
-        self._release()
+        try:
+            self._loop()
+        finally:  # the message STOP before the next program starts raises SystemExit
+            self._release()
         if self._channel.is_connected:
             # mpirun must not see a failure, because the launcher itself ends a failed job.
             return 0
@@ -203,7 +213,8 @@ class Wrapper:
             self._prepare_keyboard(start["keyboard"])
         program_environment.set_variables(start["variables"])
         program_environment.set_job_folders(self._folders)
-        if path := os.environ.get("POPDIST_CHECKPOINT_MEMORY"):
+        path = os.environ.get("POPDIST_CHECKPOINT_MEMORY")
+        if path and self._states is None:
             self._states = job_folders.CheckpointMemory(path)
         program_environment.complete()
         self._program.grace_seconds = start.get("grace_seconds", 0.0)
@@ -219,11 +230,14 @@ class Wrapper:
             self._spans = start["spans"] or (self._sent_files.prefix if self._sent_files else "")
         if self._program.input is not None:
             os.environ.update(self._program.input.variables())
-        self._install_signals()
+        if self._wake < 0:
+            self._install_signals()
         self._program.start(_SIGNALS)
+        self._is_started = True
         self._reports.program_started()
         found = binding.read_back(self._program.pid)
         started = {"pid": self._program.pid, "found": found, **self._daemon}
+        self._daemon = {}
         self._channel.send(control_protocol.STARTED, started)
         self._collect_ended()
 
@@ -266,6 +280,8 @@ class Wrapper:
 
     def _do_due_work(self) -> bool:
         """Collect ended processes, do due kills and reports; return whether the wrapper may end."""
+        if not self._is_started:
+            return not self._channel.is_connected
         self._collect_ended()
         program, memory = self._program, self._reports.memory
         if program.pid > 0 and memory.failed_process() == program.pid:
@@ -304,7 +320,9 @@ class Wrapper:
 
     def _poll_milliseconds(self) -> int | None:
         """Return the milliseconds until the next work is due; None if no work is scheduled."""
-        if self._is_end_reported:
+        if not self._is_started:
+            deadline = float("inf")
+        elif self._is_end_reported:
             deadline = float("inf") if self._channel.has_unsent else self._leave_at
         elif self._program.is_running:
             deadline = min(self._program.next_deadline(), self._reports.next_deadline())
@@ -329,6 +347,9 @@ class Wrapper:
         self._program.stop(_ORPHAN_GRACE_SECONDS)
 
     def _handle(self, kind: bytes, payload: bytes) -> None:
+        if not self._is_started:
+            self._handle_before_start(kind, payload)
+            return
         if self._reports.answer(kind, payload):
             return
         if kind == control_protocol.SIGNAL:
@@ -341,6 +362,8 @@ class Wrapper:
                 self._program.resume()
         elif kind == control_protocol.STOP:
             self._program.stop(*loads(payload))
+        elif kind == control_protocol.NEXT:
+            self._begin_next()
         elif kind == control_protocol.BYE:
             self._leave_at, self._is_restarted = 0.0, payload == b"true"
         elif self._program.input is not None:
@@ -360,6 +383,15 @@ class Wrapper:
 
     # --- after the end of the program -------------------------------------------------------
 
+    def _begin_next(self) -> None:
+        """Wait for the start of the program in the next attempt, with the first environment."""
+        self._reports.close()
+        if self._program.input is not None:
+            self._program.input.close()
+        os.environ.clear()
+        os.environ.update(self._environ)
+        self._prepare_program()
+
     def _report_end(self) -> bool:
         """Send the rest of the program's files, then INSTANCE_ENDED; return whether all was sent.
 
@@ -370,7 +402,8 @@ class Wrapper:
         while not self._channel.is_full:
             part = next(self._unsent_parts, None)
             if part is None:
-                self._channel.send(control_protocol.INSTANCE_ENDED, self._reports.end)
+                # The next attempt has another port, because the old one may be in use by then.
+                self._channel.send(control_protocol.INSTANCE_ENDED, self._reports.end | _ports())
                 self._limit_stay()
                 return True
             self._channel.send_bytes(control_protocol.FILE, part)

@@ -44,7 +44,8 @@ from poprun_py.running.supervise.job_description import (
     place_of_call,
     place_of_run,
 )
-from poprun_py.running.supervise.launch_result import LaunchResult
+from poprun_py.running.supervise.job_processes import JobProcesses
+from poprun_py.running.supervise.launch_result import LaunchResult, Restart
 from poprun_py.running.supervise.running_job import Reports
 from poprun_py.running.supervise.signal_pipe import PARENT_ENDED
 from poprun_py.running.supervise.supervisor import supervise
@@ -81,6 +82,7 @@ class Attempts:
     on_attempt: OnAttempt = lambda _: None
     _parent: int = field(default_factory=os.getppid, init=False)
     _states: CheckpointMemory = field(default_factory=CheckpointMemory, init=False)
+    _processes: JobProcesses = field(default_factory=JobProcesses, init=False)
     # The number of pauses since the last attempt after which the job was restarted without a pause.
     _num_pauses: int = field(default=0, init=False)
     _stdin_position: int | None = field(default_factory=stdin_position, init=False)
@@ -104,6 +106,7 @@ class Attempts:
                 if number := pause(seconds, self._parent):
                     return _ended_by(result, number, restart)
         finally:
+            self._processes.dismiss(is_restarted=False)
             self._states.release(is_kept=False)
 
     def run_once(self, count: int) -> LaunchResult:
@@ -131,14 +134,20 @@ class Attempts:
             on_started=on_started,
             while_starting=self.record.prepare,
             descriptors=self.descriptors,
-            is_restarted=lambda result: (
-                self._allows_restart(result, count + 1)
-                and self._seconds_left() > self._seconds_before_restart(result)
-            ),
+            restart_after=lambda result: self._restart_after(result, count + 1),
+            processes=self._processes,
         )
         self.record.end(result)
         self._began += result.paused_seconds
         return replace(result, restart_count=count)
+
+    def _restart_after(self, result: LaunchResult, restart: int) -> Restart:
+        """Return how the job is restarted after ``result``, by restart number ``restart``."""
+        seconds = self._seconds_before_restart(result)
+        if not self._allows_restart(result, restart) or self._seconds_left() <= seconds:
+            return Restart.NONE
+        # After a pause, the reason of the failure may be anything, so all processes start anew.
+        return Restart.NEW_MPIRUN if seconds else Restart.SAME_WRAPPERS
 
     def _allows_restart(self, result: LaunchResult, restart: int) -> bool:
         return result.may_restart and restart <= self.plan.config.max_restarts

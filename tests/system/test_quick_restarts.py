@@ -1,7 +1,8 @@
-"""Jobs with --memory-checkpoints: their states survive restarts, and go when the job ends."""
+"""Jobs with --memory-checkpoints: wrappers and states survive restarts, and go when the job ends."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -12,58 +13,138 @@ from support.processes import wait_until
 pytestmark = pytest.mark.mpi
 
 OPTIONS = ("--num-instances", "2", "--share-cores", "yes", "--memory-checkpoints")
-# Instance 1 of the first attempt is killed; the last attempt waits for the file "go".
+# What differs between the environments of two attempts.
+CHANGING = {
+    "MASTER_PORT",
+    "POPDIST_RESTART_COUNT",
+    "POPDIST_RUN_FILES",
+    "TORCHELASTIC_RESTART_COUNT",
+}
+# Instance 1 of the first attempt fails as FAILURE says; the second attempt waits for the file "go".
 PROGRAM = """
-import os, signal, time
+import json, os, signal, sys, time
 from pathlib import Path
+from popdist_py import heartbeat
+
 attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
-states = Path(os.environ["POPDIST_CHECKPOINT_MEMORY"])
-before = sorted(path.name for path in states.glob("*"))
+states, folder = Path(os.environ["POPDIST_CHECKPOINT_MEMORY"]), Path(os.environ["NOTES"])
+before = sorted(path.name for path in states.glob("0-*"))
 states.mkdir(mode=0o700, exist_ok=True)
 (states / f"{attempt}-{rank}").touch()
-folder = Path(os.environ["NOTES"])
+wrapper = os.getppid()
+note = {
+    "states": str(states), "before": before, "wrapper": wrapper, "environ": dict(os.environ),
+    "descriptors": len(os.listdir(f"/proc/{wrapper}/fd")), "stdin": sys.stdin.read(),
+}
+failure = os.environ["FAILURE"]
+if failure == "mpi":
+    from mpi4py import MPI
+if failure != "start":
+    heartbeat.step()
 while len(list(states.glob(f"{attempt}-*"))) < 2:
     time.sleep(0.01)
-(folder / f"{attempt}-{rank}").write_text(f"{states} {before} {os.getppid()}")
+temporary = folder / f"{attempt}-{rank}.new"
+temporary.write_text(json.dumps(note))
+temporary.rename(folder / f"{attempt}-{rank}")
 if attempt == "0":
+    while len(list(folder.glob("0-?"))) < 2:
+        time.sleep(0.01)
     if rank == "1":
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(wrapper if failure == "wrapper" else os.getpid(), signal.SIGKILL)
     time.sleep(60)
 while not (folder / "go").exists():
     time.sleep(0.01)
+    if failure == "again" and attempt == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 @pytest.fixture
 def start(poprun, script, tmp_path):
-    """Start a job that waits in its second attempt; give its launcher, its folder and its notes."""
-    notes = tmp_path / "notes"
-    notes.mkdir()
+    """Start a job that waits in its second attempt; give its launcher and the notes of a program.
+
+    The function that reads notes takes the number of an attempt and an instance.
+    """
+    folder = tmp_path / "notes"
+    folder.mkdir()
     program = script(PROGRAM)
+    (tmp_path / "input").write_text("typed")
 
-    def run(*options):
-        env = {"NOTES": str(notes)}
-        job = poprun(*OPTIONS, *options, program, env=env, start=True)
-        wait_until(lambda: (notes / "1-0").exists() or job.poll() is not None, 60)
-        assert job.poll() is None, job.communicate()
-        return job, Path((notes / "1-0").read_text().split()[0]), notes
+    def note(attempt, rank):
+        path = folder / f"{attempt}-{rank}"
+        wait_until(lambda: path.exists() or job.poll() is not None, 60)
+        assert path.exists(), job.communicate()
+        return json.loads(path.read_text())
 
-    return run
+    def run(failure="program", restarts=1, *options):
+        nonlocal job
+        with (tmp_path / "input").open() as given:
+            job = poprun(
+                *OPTIONS, "--max-restarts", restarts, *options, program,
+                env={"NOTES": str(folder), "FAILURE": failure}, start=True, stdin=given,
+            )  # fmt: skip
+        note(1, 0), note(1, 1)
+        return job, note
+
+    job = None
+    yield run
+    (folder / "go").touch()
 
 
-def test_states_survive_a_restart_and_are_removed_at_the_end(start):
-    job, states, notes = start("--max-restarts", "1")
-    assert "['0-0', '0-1']" in (notes / "1-1").read_text()
-    assert sorted(path.name for path in states.iterdir()) == ["0-0", "0-1", "1-0", "1-1"]
-    (notes / "go").touch()
-    job.communicate(timeout=30)
-    assert job.returncode == 0
+def end(job, tmp_path):
+    (tmp_path / "notes/go").touch()
+    _, stderr = job.communicate(timeout=30)
+    assert job.returncode == 0, stderr
+    return stderr
+
+
+def test_the_next_attempt_has_the_same_wrappers_states_and_environment(start, tmp_path):
+    job, note = start("program", 1, "--output-dir", tmp_path / "runs", "--run-name", "r")
+    for rank in (0, 1):
+        first, second = note(0, rank), note(1, rank)
+        assert second["wrapper"] == first["wrapper"]
+        assert second["before"] == ["0-0", "0-1"]
+        assert second["descriptors"] <= first["descriptors"] + 1  # the lock on the states
+        assert first["stdin"] == second["stdin"] == ("typed" if rank == 0 else "")
+        names = first["environ"].keys() | second["environ"].keys()
+        changed = {n for n in names if first["environ"].get(n) != second["environ"].get(n)}
+        assert changed == CHANGING
+    states = Path(note(1, 0)["states"])
+    assert states.is_dir()
+    assert "restart 1 of 1 at once" in end(job, tmp_path)
     assert not states.exists()
+    report = json.loads((tmp_path / "runs/r/report.json").read_text())
+    assert [attempt["exit_code"] for attempt in report["attempts"]] == [137, 0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_states_are_removed_when_the_launcher_is_killed_or_stopped(start, number):
-    job, states, _ = start("--max-restarts", "1")
+@pytest.mark.parametrize("failure", ["wrapper", "mpi", "start"])
+def test_mpirun_starts_again_if_wrappers_cannot_go_on(start, tmp_path, failure):
+    job, note = start(failure)
+    assert note(1, 0)["wrapper"] != note(0, 0)["wrapper"]
+    assert note(1, 0)["before"] == ["0-0", "0-1"]
+    end(job, tmp_path)
+    assert not Path(note(1, 0)["states"]).exists()
+
+
+def test_wrappers_run_many_programs(start, tmp_path):
+    job, note = start("again", 2)
+    assert note(2, 1)["wrapper"] == note(0, 1)["wrapper"]
+    assert note(2, 1)["descriptors"] == note(1, 1)["descriptors"]
+    end(job, tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_when_the_launcher_is_killed_or_stopped(start, poprun, number):
+    job, note = start()
     os.kill(job.pid, number)
     job.communicate(timeout=30)
-    wait_until(lambda: not states.exists(), 10)
+    assert job.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    wait_until(lambda: not poprun.survivors() and not Path(note(1, 0)["states"]).exists(), 10)
+
+
+def test_a_hang_after_a_restart_is_found(start):
+    job, note = start("program", 1, "--hang-timeout", "1")
+    _, stderr = job.communicate(timeout=30)
+    assert job.returncode == 124, stderr
+    assert "time.sleep(0.01)" in stderr
+    assert not Path(note(1, 0)["states"]).exists()

@@ -155,6 +155,21 @@ class ControlChannel:
         self._events = events
         self._paused = False
 
+    def begin_next(self, events: ChannelEvents) -> None:
+        """Ask every wrapper for another program, whose events ``events`` handles from now on."""
+        self._events, self._paused = events, False
+        for index, peer in self.peers.items():
+            self.peers[index] = Peer(
+                index=index,
+                connection=peer.connection,
+                host=peer.host,
+                pid=peer.pid,
+                port=(peer.instance_end or {}).get("port", 0),
+                clock_offset_ns=peer.clock_offset_ns,
+            )
+            self._watch(self.peers[index])
+        self.broadcast(control_protocol.NEXT, None)
+
     def open(self, selector: selectors.BaseSelector, folder: Path, listen: str | None) -> None:
         """Listen on a Unix socket and, if ``listen`` is given, on that address of this machine.
 

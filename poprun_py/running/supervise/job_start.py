@@ -206,6 +206,11 @@ class ProgramStart:
         # The path of the file that all programs read, for instances on other hosts.
         self._call_paths: dict[int, str] = {}
 
+    def begin_next(self) -> None:
+        """Start the programs of another attempt under the same wrappers, which keep the leases."""
+        self._unleased.clear()
+        self._send_files()
+
     def begin(self) -> None:
         """Request the leases, send the files, and start the programs after both steps."""
         if problem := misplaced(self._job.hosts.names, self._control.peers):

@@ -202,6 +202,14 @@ class Cause(enum.Enum):
     MPIRUN_ENDED = enum.auto()
 
 
+class Restart(enum.Enum):
+    """Whether and how a job is restarted after an attempt."""
+
+    NONE = enum.auto()
+    NEW_MPIRUN = enum.auto()
+    SAME_WRAPPERS = enum.auto()  # if mpirun and all wrappers of the attempt still run
+
+
 # If a job has several causes to stop, its result has the most severe cause, or the first of equally
 # severe causes. Causes of a stop that are not listed here have the severity 0.
 _SEVERITY = {

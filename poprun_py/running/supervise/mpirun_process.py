@@ -174,6 +174,11 @@ class Mpirun:
         """Whether a signal has stopped mpirun. A stopped mpirun keeps programs from leaving MPI."""
         return process_info.state_letter(self.pid) in "Tt"
 
+    def begin_next(self, log: Callable[[str], None], on_signal: Callable[[int], None]) -> None:
+        """Serve the next attempt at the job, which has another log and handler of signals."""
+        self._log, self._on_signal = log, on_signal
+        self._output.clear()
+
     def has_just_ended(self) -> bool:
         """Return true at the first call after mpirun has ended."""
         if self.ended_at is not None or self._process.poll() is None:
@@ -200,6 +205,11 @@ class Mpirun:
         """Check mpirun's ports a last time; mpirun opens no ports once all wrappers connected."""
         self._move_ports()
         self._ports_at = math.inf
+
+    def wait(self, seconds: float) -> None:
+        """Wait until mpirun has ended, at most ``seconds``."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
 
     def next_deadline(self) -> float:
         """Return the time at which ``on_time`` next has work to do; inf for never."""

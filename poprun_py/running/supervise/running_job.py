@@ -64,6 +64,8 @@ class RunningJob:
     """Holds the parts of a running job, and passes the events of the job to these parts.
 
     ``on_started`` is called once, with the start reports of all wrappers, when all programs run.
+    ``control`` has the connections to wrappers that the attempt before this one has left running;
+    None if mpirun has to start the wrappers.
 
     Attributes:
         open_files: The (soft, hard) limit of open files for the programs on this host; None if the
@@ -77,6 +79,7 @@ class RunningJob:
         output: InstanceOutput,
         folder: Path,
         on_started: Callable[[Reports], None] | None,
+        control: ControlChannel | None = None,
     ) -> None:
         self.open_files: tuple[int, int] | None = None
         self.mpirun: Mpirun
@@ -92,7 +95,7 @@ class RunningJob:
         self.folder = folder
         self._on_started = on_started
         self._end_replies: list[Callable[[str], None]] = []
-        self.control = control = ControlChannel(job.num_instances, self)
+        self.control = control = control or ControlChannel(job.num_instances, self)
         self._peers = control.peers
         self.shutdown = JobShutdown(job, control, output.log, output.say, self._on_shutdown)
         self._stacks = StackCollector(control)
@@ -173,6 +176,14 @@ class RunningJob:
         if job.limits.hang_timeout is not None:
             check = HangCheck(self._hangs, self._stacks, self.shutdown, mpirun, self._is_blocked)
             self.timed.insert(0, check)
+
+    def begin_next(self) -> None:
+        """Start the programs of the job under wrappers that are connected already."""
+        self.control.begin_next(self)
+        for index in self._peers:
+            self.output.add(index)
+        self.diagnosis.end()
+        self._start.begin_next()
 
     def _is_blocked(self) -> bool:
         """Tell whether the reader of the launcher's output or a debugger blocks instances."""

@@ -11,7 +11,6 @@ import selectors
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from poprun_py.errors import StartError, start_errors
 from poprun_py.instance import control_protocol, process_control
@@ -19,13 +18,13 @@ from poprun_py.instance.job_folders import folder_locations, remove_abandoned
 from poprun_py.running.supervise import outcome
 from poprun_py.running.supervise.instance_output import InstanceOutput
 from poprun_py.running.supervise.job_description import Job
-from poprun_py.running.supervise.launch_result import LaunchResult, describe
-from poprun_py.running.supervise.launcher_folder import (
-    SOCKET_NAME,
-    make_launcher_folder,
-    make_shared_memory_folder,
-    mpirun_folder_variables,
+from poprun_py.running.supervise.job_processes import (
+    MPIRUN_SECONDS,
+    MPIRUN_SECONDS_AFTER_LOSS,
+    JobProcesses,
 )
+from poprun_py.running.supervise.launch_result import LaunchResult, Restart, describe
+from poprun_py.running.supervise.launcher_folder import SOCKET_NAME, mpirun_folder_variables
 from poprun_py.running.supervise.mpirun_process import Mpirun, mpirun_open_files
 from poprun_py.running.supervise.running_job import Reports, RunningJob
 from poprun_py.running.supervise.signal_pipe import SignalPipe
@@ -34,9 +33,6 @@ from poprun_py.running.supervise.signal_pipe import SignalPipe
 _REPORT_SECONDS = 10.0
 # The longest wait for an event while a job is ending, and while it is running.
 _ENDING_WAIT_SECONDS, _WAIT_SECONDS = 0.2, 1.0
-# The seconds that mpirun has to end after the last instance has ended, and fewer seconds after the
-# loss of a host, because mpirun's daemon on a lost host never answers.
-_MPIRUN_SECONDS, _MPIRUN_SECONDS_AFTER_LOSS = 10.0, 1.0
 
 
 def supervise(
@@ -46,9 +42,12 @@ def supervise(
     on_started: Callable[[Reports], None] | None = None,
     while_starting: Callable[[], None] = lambda: None,
     descriptors: tuple[int, int] = (1, 2),
-    is_restarted: Callable[[LaunchResult], bool] = lambda _: False,
+    restart_after: Callable[[LaunchResult], Restart] = lambda _: Restart.NONE,
+    processes: JobProcesses | None = None,
 ) -> LaunchResult:
-    """Run ``job`` to its end and return its result; no process of the job is left running.
+    """Run ``job`` to its end and return its result.
+
+    No process of the job is left running, except kept wrappers without programs.
 
     Args:
         job: The job.
@@ -56,20 +55,23 @@ def supervise(
         on_started: Called once, when all programs run, with the reports of their wrappers.
         while_starting: Called once, while mpirun starts the wrappers.
         descriptors: The file descriptors of the launcher's stdout and stderr.
-        is_restarted: Tells whether the job is restarted after a result.
+        restart_after: Tells whether and how the job is restarted after a result.
+        processes: The wrappers that the attempt before this one has kept, if any. This attempt
+            keeps its wrappers here for the next attempt.
 
     Raises:
         StartError: The job could not start.
     """
-    folder = make_launcher_folder()
+    processes = processes or JobProcesses()
+    processes.prepare(job)
     try:
         output = InstanceOutput(job, descriptors, log)
-        parts = RunningJob(job, output, Path(folder.path), on_started)
+        parts = RunningJob(job, output, processes.folder, on_started, processes.control)
         try:
             with contextlib.ExitStack() as resources:
-                selector, signals = _start(parts, resources)
+                signals = _start(parts, processes, resources)
                 while_starting()
-                return _run(parts, selector, signals, is_restarted)
+                return _run(parts, processes, signals, restart_after)
         except StartError as error:
             explain = job.hosts.explain_failed_start
             # If the launcher knows no reason, the other hosts may know why the job did not start.
@@ -77,15 +79,19 @@ def supervise(
             if is_unexplained and explain is not None and (problems := explain()):
                 raise StartError(f"{error}. {problems}") from None
             raise
+    except BaseException:
+        processes.is_kept = False
+        raise
     finally:
-        folder.remove()
+        processes.close()
 
 
 def _start(
-    parts: RunningJob, resources: contextlib.ExitStack
-) -> tuple[selectors.BaseSelector, SignalPipe]:
-    """Start mpirun, and return the selector and the signals for the supervisor's loop."""
+    parts: RunningJob, processes: JobProcesses, resources: contextlib.ExitStack
+) -> SignalPipe:
+    """Start mpirun, or programs under kept wrappers; return the signals for the loop."""
     job, output, control, began = parts.job, parts.output, parts.control, time.monotonic()
+    mpirun = processes.mpirun
     with start_errors("the launcher cannot run the job"):
         open_files = process_control.raise_open_files()
         resources.callback(process_control.set_open_files, open_files)
@@ -94,21 +100,26 @@ def _start(
             # Only mpirun may open more files. Programs get the user's own limit.
             parts.open_files = open_files
         signals = SignalPipe(resources)
-        selector = resources.enter_context(selectors.DefaultSelector())
+        selector = processes.open_selector()
         selector.register(signals, selectors.EVENT_READ, parts.on_signals)
+        resources.callback(selector.unregister, signals)
         resources.callback(output.close)
         resources.callback(parts.keyboard.close)
-        resources.callback(control.close)
-        control.open(selector, parts.folder, job.hosts.listen)
-        token = control.token if job.hosts.listen is not None else ""
-        if (memory := make_shared_memory_folder(parts.folder, token)) is not None:
-            resources.callback(memory.remove)
+        resources.callback(processes.end)
+        if mpirun is None:
+            processes.open_control(control, job)
         # Orphaned processes of a killed wrapper become children of the launcher, which ends these
         # processes after the job.
         if not process_control.become_subreaper():
             # A Python program that launches jobs does not expect to adopt orphans outside a job.
             resources.callback(process_control.end_as_subreaper)
-        mpirun = Mpirun(
+        if mpirun is not None:
+            mpirun.begin_next(output.log, parts.shutdown.on_signal_of_mpirun)
+            parts.begin(mpirun, selector, began)
+            parts.begin_next()
+            resources.callback(parts.diagnosis.end)
+            return signals
+        mpirun = processes.mpirun = Mpirun(
             job,
             _environment(parts),
             control.address,
@@ -117,23 +128,23 @@ def _start(
             mpirun_files,
             parts.shutdown.on_signal_of_mpirun,
         )
-        resources.callback(mpirun.end)
     # The following preparations take place while mpirun starts.
     parts.begin(mpirun, selector, began)
     resources.callback(parts.diagnosis.end)
     remove_abandoned(folder_locations())
-    return selector, signals
+    return signals
 
 
 def _run(
     parts: RunningJob,
-    selector: selectors.BaseSelector,
+    processes: JobProcesses,
     signals: SignalPipe,
-    is_restarted: Callable[[LaunchResult], bool],
+    restart_after: Callable[[LaunchResult], Restart],
 ) -> LaunchResult:
     """Handle the events of a job until the job has ended, and return the job's result."""
+    selector = processes.selector
     output, control, mpirun = parts.output, parts.control, parts.mpirun
-    while not _is_over(parts, is_restarted):
+    while not _is_over(parts, processes, restart_after):
         for key, events in selector.select(_wait_seconds(parts)):
             key.data(key.fileobj, events)
         if mpirun.has_just_ended():
@@ -178,16 +189,24 @@ def _wait_seconds(parts: RunningJob) -> float:
     return min(longest, max(0.0, seconds))
 
 
-def _is_over(parts: RunningJob, is_restarted: Callable[[LaunchResult], bool]) -> bool:
-    """Tell whether all instances have reported their ends and mpirun has ended."""
+def _is_over(
+    parts: RunningJob,
+    processes: JobProcesses,
+    restart_after: Callable[[LaunchResult], Restart],
+) -> bool:
+    """Tell whether all instances have reported their ends, and mpirun has ended or is kept."""
     control, mpirun, is_any_running = parts.control, parts.mpirun, parts.is_any_running
     if control.is_complete and not is_any_running:
         if not mpirun.is_expected_to_end:
-            control.broadcast(control_protocol.BYE, _is_restarted(parts, is_restarted))
+            restart = _restart_after(parts, restart_after)
+            if restart is Restart.SAME_WRAPPERS and _may_keep_wrappers(parts):
+                processes.is_kept = True
+                return True
+            control.broadcast(control_protocol.BYE, restart is not Restart.NONE)
             ends = [peer.instance_end or {} for peer in control.peers.values()]
             is_host_lost = any(end.get("lost") for end in ends)
             mpirun.expect_end(
-                _MPIRUN_SECONDS_AFTER_LOSS if is_host_lost else _MPIRUN_SECONDS, time.monotonic()
+                MPIRUN_SECONDS_AFTER_LOSS if is_host_lost else MPIRUN_SECONDS, time.monotonic()
             )
         return mpirun.ended_at is not None
     return mpirun.ended_at is not None and (
@@ -195,12 +214,22 @@ def _is_over(parts: RunningJob, is_restarted: Callable[[LaunchResult], bool]) ->
     )
 
 
-def _is_restarted(parts: RunningJob, is_restarted: Callable[[LaunchResult], bool]) -> bool:
-    """Tell whether the job is restarted, when all instances have ended and mpirun still runs."""
+def _restart_after(parts: RunningJob, restart_after: Callable[[LaunchResult], Restart]) -> Restart:
+    """Tell how the job is restarted, when all instances have ended and mpirun still runs."""
     try:
-        return is_restarted(outcome.launch_result(_ending(parts)))
+        return restart_after(outcome.launch_result(_ending(parts)))
     except StartError:
-        return False
+        return Restart.NONE
+
+
+def _may_keep_wrappers(parts: RunningJob) -> bool:
+    """Tell whether all wrappers can run another program, and mpirun serves them."""
+    peers = parts.control.peers.values()
+    # MPI cannot start twice under the same wrapper: the second MPI_Init would wait for ever.
+    return parts.mpirun.ended_at is None and all(
+        peer.connection.is_open and not (peer.instance_end or {}).get("started_mpi")
+        for peer in peers
+    )
 
 
 def _drain_output(parts: RunningJob, selector: selectors.BaseSelector, signals: SignalPipe) -> None:
