@@ -1,4 +1,4 @@
-"""Jobs with --memory-checkpoints: wrappers and states survive restarts, and go when the job ends."""
+"""Jobs with --memory-checkpoints: wrappers and states survive restarts and go with the job."""
 
 from __future__ import annotations
 
