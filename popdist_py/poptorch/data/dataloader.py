@@ -8,10 +8,11 @@ class AsynchronousDataAccessor receives them.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from typing import Any, Final
@@ -19,7 +20,6 @@ from typing import Any, Final
 import torch
 from torch.utils.data import IterableDataset
 
-from popdist_py import activities
 from popdist_py.errors import counted
 from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
 from popdist_py.poptorch.data.epoch_random_state import Draws, own_random
@@ -27,10 +27,12 @@ from popdist_py.poptorch.data.loader_arguments import (
     check_batch_sampler,
     check_iterable,
     check_mode,
+    check_order,
     is_partition,
     load_sizes,
 )
-from popdist_py.poptorch.data.loader_samplers import group_batches, shard_sampler
+from popdist_py.poptorch.data.loader_position import CountedBatches, Place, position_in
+from popdist_py.poptorch.data.loader_samplers import group_batches, order_arguments
 from popdist_py.poptorch.data.sample_source import Source, length_of, loader_source
 from popdist_py.poptorch.data.samplers import GroupedBatchSampler, num_elements_of
 from popdist_py.poptorch.data.set_epoch_calls import dataset_epochs
@@ -50,37 +52,6 @@ __all__ = ["DataLoader"]
 _NO_SHARED_MEMORY: Final = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOENT, errno.ENOSYS)
 
 
-@dataclass(slots=True)
-class _Place:
-    """A DataLoader's position in an epoch, which counts the batches that it has returned."""
-
-    epoch: int
-    start: dict[str, Any]
-    position: int = 0
-    is_complete: bool = False
-
-
-class _Epoch(Iterator[Any]):
-    """An iterator over the batches of an epoch, which counts the batches that it returns."""
-
-    def __init__(self, batches: Any, place: _Place) -> None:
-        self._batches = batches
-        self._place = place
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __next__(self) -> Any:
-        try:
-            with activities.doing(activities.LOADING):
-                batch = next(self._batches)
-        except StopIteration:
-            self._place.is_complete = True
-            raise
-        self._place.position += 1
-        return batch
-
-
 class DataLoader(torch.utils.data.DataLoader[Any]):
     """A DataLoader whose batches contain the elements for one call of a wrapped model.
 
@@ -97,12 +68,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             batches.
         shuffle: Whether to read the data set in a new random order in each epoch. The order of an
             iterable data set cannot be random. All instances shuffle the data set in the same
-            order, which is computed from the seed ``options.randomSeed``. The seed
-            ``options.randomSeed`` must be equal on all instances. If the options do not contain a
-            seed, instance 0 draws a random seed for all instances. Without a seed in the options,
-            all instances must make the DataLoader, because they exchange a random seed. A torch
-            sampler without its own generator also uses the seed that all instances share. Samplers
-            that the program defines must yield the same order on every instance.
+            order, which is computed from the seed ``options.randomSeed`` and the number of the
+            epoch. The seed ``options.randomSeed`` must be equal on all instances. If the options do
+            not contain a seed, the state of torch's random generator on instance 0 determines the
+            seed when the DataLoader is made. Without a seed in the options, all instances must make
+            the DataLoader, because they exchange the seed. A torch sampler without its own
+            generator also uses the seed that all instances share. Samplers that the program defines
+            must yield the same order on every instance. Without a seed in the options, a single
+            instance shuffles with the argument ``generator`` of torch's DataLoader if the program
+            gives one. Several instances never shuffle with ``generator``.
         num_workers: The number of worker processes that load batches.
         drop_last: Whether to drop the last elements of the data set if they do not fill a batch.
         persistent_workers: Whether worker processes stay alive between epochs, which is the
@@ -111,7 +85,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         auto_distributed_partitioning: Whether each process reads only its own share of the data
             set. A torch DistributedSampler for several processes already selects the share of one
             process. The DataLoader does not divide the order of a DistributedSampler for several
-            processes again.
+            processes again. With a DistributedSampler, the elements of a global batch therefore
+            depend on the number of instances.
         mode: The mode Sync loads batches in the program's process. The mode Async loads batches
             ahead of time in another process. The mode AsyncRebatched loads batches ahead of time
             like Async, but its worker processes may load batches of another size.
@@ -120,6 +95,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         batch_sampler: An iterable that yields the indices of one micro-batch at a time. The
             DataLoader concatenates DI x (R / G) x GA micro-batches of ``batch_sampler`` along
             dimension 0.
+        distributed_order: The order in which the instances together read the data set, "global" or
+            "contiguous". With "global", each global batch contains the next elements of the order
+            that a single instance with all replicas reads, and each instance reads the rows of its
+            replicas. The elements of a global batch then do not depend on the number of instances.
+            With "contiguous", each instance reads a contiguous part of the data set, as in
+            PopTorch.
         **kwargs: Keyword arguments for :class:`torch.utils.data.DataLoader`.
 
     Raises:
@@ -127,6 +108,18 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             rebatched with the given arguments.
         Error: The program combines ``batch_sampler`` with batch_size, shuffle or automatic
             partitioning.
+
+    A global batch contains the batches of all instances for one call of the model. With drop_last,
+    the last elements that do not fill a global batch are dropped. Without drop_last, each instance
+    reads a contiguous part of the last r elements, and the parts differ in length by at most 1. If
+    r is less than the number of instances, some instances read none of the last r elements.
+
+    All modes, numbers of workers and sizes of worker batches read the elements in the same order.
+    A data set that yields whole batches, an iterable data set and a batch sampler cannot be
+    partitioned, so several instances do not read global batches from them. With groups of replicas
+    that share their inputs, the elements of a global batch do not depend on the number of instances
+    either. Which group gets an element depends on the number of instances if the groups are
+    Orthogonal.
 
     In the modes Async and AsyncRebatched, the tensors of a batch are valid until the next batch is
     requested. In the modes Async and AsyncRebatched, the DataLoader returns lists in place of
@@ -148,28 +141,36 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         async_options: dict[str, Any] | None = None,
         rebatched_worker_size: int | None = None,
         batch_sampler: Iterable[Any] | None = None,
+        distributed_order: str = "global",
         **kwargs: Any,
     ) -> None:
         assert isinstance(options, Options), (
             f"'options' is of type {type(options).__name__}: expected poptorch.Options"
         )
         check_mode(mode)
+        check_order(distributed_order)
         options._freeze()
         self._options = options
         self._mode = mode
         self._accessor: AsynchronousDataAccessor | None = None
         # The DataLoader's position in the epoch that began last.
-        self._place: _Place | None = None
+        self._place: Place | None = None
         # The loaded state of the position in the data, where the next ``iter()`` continues.
         self._resume: Mapping[str, Any] | None = None
         # The epochs from ``set_epoch()`` that the data set and its inner data sets have in the
         # existing worker processes.
         self._dataset_epochs: tuple[Any, ...]
-        partitioned = (
-            auto_distributed_partitioning
-            and options.Distributed.numProcesses > 1
-            and not is_partition(kwargs.get("sampler"))
+        # Whether an epoch's order is known without loading elements. A sampler of the program may
+        # draw from the same random generators as the data set.
+        self._can_skip = (
+            num_workers == 0
+            and mode == DataLoaderMode.Sync
+            and not isinstance(dataset, IterableDataset)
+            and all(given is None for given in (batch_sampler, kwargs.get("sampler")))
+            and kwargs.get("generator") is None
         )
+        is_divisible = auto_distributed_partitioning and not is_partition(kwargs.get("sampler"))
+        partitioned = is_divisible and options.Distributed.numProcesses > 1
         shuffle = bool(shuffle)
         # The program's batch sampler, if the batch sampler has an attribute ``batch_size``. The
         # inherited attribute ``batch_sampler`` may be a GroupedBatchSampler, which groups the
@@ -219,12 +220,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             if isinstance(dataset, IterableDataset):
                 check_iterable(num_workers, partitioned, kwargs)
                 torch_arguments["shuffle"] = shuffle
-            elif partitioned and not (shuffle and "sampler" in kwargs):
-                torch_arguments["sampler"] = shard_sampler(
-                    options, dataset, sizes, shuffle, kwargs.get("sampler")
-                )
             else:
-                torch_arguments["shuffle"] = shuffle
+                order = distributed_order if is_divisible else None
+                torch_arguments |= order_arguments(
+                    options, dataset, sizes, shuffle=shuffle, order=order, given=kwargs
+                )
         super().__init__(dataset, **torch_arguments)
         self._dataset_epochs = dataset_epochs(dataset)
 
@@ -294,8 +294,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             Draws.of(self).end_workers()
         if resume is not None:
             return self._go_on(resume)
-        self._place = _Place(self._next_epoch, Draws.of(self).state(with_random=True))
-        return _Epoch(super().__iter__(), self._place)
+        self._place = Place(self._next_epoch, Draws.of(self).state(with_random=True))
+        return CountedBatches(super().__iter__(), self._place)
 
     @property
     def _next_epoch(self) -> int:
@@ -316,12 +316,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             with own_random():
                 draws.load(start)
                 batches = super().__iter__()
-                # The skipped batches are loaded again, because workers draw random numbers for
+                # Loading the skipped batches again is slow, but workers draw random numbers for
                 # every batch. The random numbers for later batches depend on the earlier batches.
-                for _ in range(state["position"]):
-                    next(batches, None)
-        self._place = _Place(state["epoch"], start, state["position"])
-        return _Epoch(batches, self._place)
+                skip: Any = batches._next_index if self._can_skip else batches.__next__
+                with contextlib.suppress(StopIteration):
+                    for _ in range(state["position"]):
+                        skip()
+        self._place = Place(state["epoch"], start, state["position"])
+        return CountedBatches(batches, self._place)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the current position in the data, as a state for ``load_state_dict()``.
@@ -365,36 +367,20 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a position in the data that ``state_dict()`` returned.
 
-        The next call of ``iter()`` continues with the batch after the saved position. The batches
-        of the epoch before the saved position are loaded again and discarded. If the batch size has
-        changed, for example because of other device iterations, the DataLoader skips the same
-        number of elements as before.
+        The next call of ``iter()`` continues with the batch after the saved position. If the batch
+        size has changed, for example because of other device iterations, the DataLoader skips the
+        same number of elements as before. The number of instances may have changed too.
+
+        The elements before the saved position are not loaded in the mode Sync without worker
+        processes, unless the program gives a sampler or a generator. In all other cases, the
+        elements before the saved position are loaded again and discarded, because loading draws
+        random numbers.
         """
-        state = {**state_dict, "position": self._position_of(state_dict)}
+        state = {**state_dict, "position": position_in(state_dict, self._elements_of_batch)}
         if self._accessor is not None:
             self._accessor.load_state_dict(state)
         else:
             self._resume = state
-
-    def _position_of(self, state: Mapping[str, Any]) -> int:
-        """Return the number of this DataLoader's batches that contain the elements to skip."""
-        position: int = state["position"]
-        # States that earlier versions of DataLoader saved do not contain the key
-        # ``batch_elements``.
-        before: int | None = state.get("batch_elements")
-        now = self._elements_of_batch
-        if before is None or now is None or before == now:
-            return position
-        batches, rest = divmod(position * before, now)
-        if rest:
-            logger.warning(
-                "The loaded state is %s into an epoch, which is not a multiple of the batch size "
-                "%d: %s read again",
-                counted(position * before, "element"),
-                now,
-                f"{counted(rest, 'element')} {'is' if rest == 1 else 'are'}",
-            )
-        return batches
 
     def _loader_source(self, size: int | None) -> Source:
         """Return a ``Source``, which describes how an accessor's loader process loads the batches.

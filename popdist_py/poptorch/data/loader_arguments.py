@@ -19,6 +19,7 @@ __all__ = [
     "check_batch_sampler",
     "check_iterable",
     "check_mode",
+    "check_order",
     "is_partition",
     "load_sizes",
 ]
@@ -98,6 +99,17 @@ def check_mode(mode: Any) -> None:
     assert mode in tuple(DataLoaderMode), (
         f"mode={mode!r}: expected one of "
         f"{', '.join(f'poptorch.DataLoaderMode.{each.name}' for each in DataLoaderMode)}"
+    )
+
+
+def check_order(distributed_order: Any) -> None:
+    """Check the argument ``distributed_order`` of a DataLoader.
+
+    Raises:
+        AssertionError: ``distributed_order`` is not the name of an order.
+    """
+    assert distributed_order in ("global", "contiguous"), (
+        f'distributed_order={distributed_order!r}: expected "global" or "contiguous"'
     )
 
 

@@ -1,13 +1,13 @@
 """The samplers that give a DataLoader's batches as many elements as one call of a model needs.
 
 The function ``group_batches`` groups the batches of the program's batch sampler. The function
-``shard_sampler`` divides the order of the data set among the processes. The module ``samplers.py``
-defines the sampler classes that ``loader_samplers`` uses.
+``order_arguments`` divides the order of the data set among the processes. The module
+``samplers.py`` defines the sampler classes that ``loader_samplers`` uses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch.utils.data import default_collate
@@ -16,6 +16,7 @@ from popdist_py.poptorch.data.loader_arguments import LoadSizes
 from popdist_py.poptorch.data.samplers import (
     BatchDataset,
     Concatenate,
+    GlobalOrderSampler,
     GroupedBatchSampler,
     ShardSampler,
     sampler_length,
@@ -23,9 +24,9 @@ from popdist_py.poptorch.data.samplers import (
 from popdist_py.poptorch.data.shared_seed import share_sampler, shared_seed
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options
-from popdist_py.sharding import shard
+from popdist_py.sharding import global_share, shard
 
-__all__ = ["group_batches", "shard_sampler"]
+__all__ = ["group_batches", "order_arguments"]
 
 
 def group_batches(
@@ -58,21 +59,62 @@ def group_batches(
     }
 
 
-def shard_sampler(
-    options: Options, dataset: Any, sizes: LoadSizes, shuffle: bool, sampler: Any
-) -> ShardSampler:
+def order_arguments(
+    options: Options,
+    dataset: Any,
+    sizes: LoadSizes,
+    *,
+    shuffle: bool,
+    order: str | None,
+    given: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the torch arguments that determine in which order a DataLoader reads a data set.
+
+    Args:
+        options: The options of the model.
+        dataset: A map-style data set.
+        sizes: The sizes of the DataLoader's batches.
+        shuffle: Whether to read the data set in a new random order in each epoch.
+        order: The program's argument ``distributed_order``; None if each process reads the whole
+            data set.
+        given: The program's keyword arguments for torch's DataLoader.
+    """
+    sampler = given.get("sampler")
+    is_shared = options.Distributed.numProcesses > 1
+    if order is None or (shuffle and sampler is not None):
+        # Torch's DataLoader refuses a sampler together with ``shuffle``.
+        return {"shuffle": shuffle}
+    if is_shared:
+        return {"sampler": _shared_sampler(options, dataset, sizes, shuffle, order, sampler)}
+    if order == "contiguous":
+        return {"shuffle": shuffle}
+    share_sampler(sampler, options)
+    if shuffle and (given.get("generator") is None or options.exists("random_seed")):
+        return {"sampler": _shared_sampler(options, dataset, sizes, shuffle, order, None)}
+    return {"shuffle": shuffle}
+
+
+def _shared_sampler(
+    options: Options, dataset: Any, sizes: LoadSizes, shuffle: bool, order: str, sampler: Any
+) -> GlobalOrderSampler | ShardSampler:
     """Return a sampler that yields this process's share of the data set."""
-    assert sizes.combined is not None, (
+    num_processes = options.Distributed.numProcesses
+    assert sizes.combined is not None or num_processes == 1, (
         "batch_size=None is not allowed with auto_distributed_partitioning: give a batch_size, or "
         "auto_distributed_partitioning=False"
     )
+    step = sizes.combined or 1
     share_sampler(sampler, options)
-    order: Any = range(len(dataset)) if sampler is None else sampler
-    share = shard(
-        len(order),
-        num_processes=options.Distributed.numProcesses,
-        process=options.Distributed.processId,
-        step=sizes.combined,
-        drop_last=sizes.drop_last,
-    )
-    return ShardSampler(order, share, shared_seed(options) if shuffle else None)
+    indices: Any = range(len(dataset)) if sampler is None else sampler
+    seed = shared_seed(options) if shuffle else None
+    place = {"num_processes": num_processes, "process": options.Distributed.processId, "step": step}
+    if order == "contiguous":
+        share = shard(len(indices), drop_last=sizes.drop_last, **place)
+        return ShardSampler(indices, share, seed)
+    rows = 1
+    if sizes.combined is not None:
+        rows = sizes.combined // options.batching(training=False).num_steps
+    # With one process, torch's DataLoader or the accessor drops the incomplete last batch.
+    drop_last = sizes.drop_last and num_processes > 1
+    part = global_share(len(indices), rows=rows, drop_last=drop_last, **place)
+    return GlobalOrderSampler(indices, part, seed)

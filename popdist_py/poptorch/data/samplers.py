@@ -7,18 +7,19 @@ The module ``popdist_py.sharding`` divides the elements of a data set among the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any
 
 import torch
 
 from popdist_py.poptorch.calls.custom_type_parsers import CarriesParsers, parser_of
 from popdist_py.poptorch.data import sampler_order_check
-from popdist_py.sharding import Shard
+from popdist_py.sharding import GlobalShare, Shard
 
 __all__ = [
     "BatchDataset",
     "Concatenate",
+    "GlobalOrderSampler",
     "GroupedBatchSampler",
     "ShardSampler",
     "drawn_order",
@@ -34,8 +35,90 @@ __all__ = [
 _numbers = count()
 
 
-class ShardSampler(torch.utils.data.Sampler[int]):
-    """A sampler that yields the indices of one process's share of a data set.
+class _SharedOrder(torch.utils.data.Sampler[int]):
+    """A reading order that all instances know, and of which each instance reads a part.
+
+    Args:
+        order: All indices of the data set in reading order, as a range or as the user's sampler.
+            The user's sampler must yield the same order on every process.
+    """
+
+    def __init__(self, order: Iterable[int]) -> None:
+        self._order = order
+        self._epoch = 0
+        self._number = next(_numbers)
+        # The length and hash of the first sequence of indices that ``order`` yields, if ``order``
+        # is a sampler.
+        self.drawn: sampler_order_check.DrawnOrder | None = None
+
+    @property
+    def sampler(self) -> Any:
+        """The range or the sampler whose indices are divided among the processes."""
+        return self._order
+
+    def _next_order(self) -> Sequence[int]:
+        """Return all indices in the reading order of the next epoch, before they are shuffled."""
+        if isinstance(self._order, range):
+            return self._order
+        order = list(self._order)
+        if self.drawn is None:
+            self.drawn = sampler_order_check.DrawnOrder.of(self._number, self._order, order)
+            sampler_order_check.note(self.drawn)
+        return order
+
+
+class GlobalOrderSampler(_SharedOrder):
+    """A sampler that yields one instance's rows of every global batch.
+
+    All instances read global batches from one reading order. The elements of a global batch do not
+    depend on the number of instances. The order of an epoch is a function of the seed and of the
+    number of epochs that began before.
+
+    Args:
+        order: All indices of the data set in reading order, as a range or as the user's sampler.
+            The user's sampler must yield the same order on every process.
+        share: The positions in the reading order that this instance reads.
+        seed: The seed for a random permutation in each epoch; None to keep the given order.
+    """
+
+    def __init__(self, order: Iterable[int], share: GlobalShare, seed: int | None) -> None:
+        super().__init__(order)
+        self._share = share
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return self._share.length
+
+    def __iter__(self) -> Iterator[int]:
+        order = self._next_order()
+        if self._seed is not None:
+            # Like torch's DistributedSampler, each epoch has a seed of its own. To continue in a
+            # later epoch, a sampler therefore need not draw the orders of the earlier epochs.
+            generator = torch.Generator().manual_seed((self._seed + self._epoch) % 2**63)
+            permutation = torch.randperm(len(order), generator=generator).tolist()
+            is_plain = order == range(len(order))
+            order = permutation if is_plain else [order[i] for i in permutation]
+        self._epoch += 1
+        return map(order.__getitem__, chain.from_iterable(self._share.ranges()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that determines the order of the indices in the next epoch."""
+        return {"epoch": self._epoch, "seed": self._seed, "order": sampler_state(self._order)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore a state of a sampler that ``state_dict()`` returned.
+
+        The state of a ShardSampler has no seed. After a state of a ShardSampler, the next epoch has
+        the order of this sampler's own seed.
+        """
+        self._epoch = state_dict["epoch"]
+        if self._seed is not None and state_dict.get("seed") is not None:
+            self._seed = state_dict["seed"]
+        load_sampler_state(self._order, state_dict["order"])
+
+
+class ShardSampler(_SharedOrder):
+    """A sampler that yields the indices of one process's contiguous share of a data set.
 
     Args:
         order: All indices of the data set in reading order, as a range or as the user's sampler.
@@ -49,19 +132,9 @@ class ShardSampler(torch.utils.data.Sampler[int]):
     """
 
     def __init__(self, order: Iterable[int], shard: Shard, seed: int | None) -> None:
-        self._order = order
+        super().__init__(order)
         self._shard = shard
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
-        self._epoch = 0
-        self._number = next(_numbers)
-        # The length and hash of the first sequence of indices that ``order`` yields, if ``order``
-        # is a sampler.
-        self.drawn: sampler_order_check.DrawnOrder | None = None
-
-    @property
-    def sampler(self) -> Any:
-        """The range or the sampler whose indices are divided among the processes."""
-        return self._order
 
     def __len__(self) -> int:
         return self._shard.length
@@ -69,10 +142,7 @@ class ShardSampler(torch.utils.data.Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         window = self._shard.window(self._epoch if self._generator else 0)
         self._epoch += 1
-        order = list(self._order)
-        if self.drawn is None and not isinstance(self._order, range):
-            self.drawn = sampler_order_check.DrawnOrder.of(self._number, self._order, order)
-            sampler_order_check.note(self.drawn)
+        order = self._next_order()
         if self._generator is None:
             return iter(order[window.start : window.stop])
         permutation = torch.randperm(len(order), generator=self._generator)
@@ -87,9 +157,13 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a state of a ShardSampler that ``state_dict()`` returned."""
+        """Restore a state of a sampler that ``state_dict()`` returned.
+
+        The state of a GlobalOrderSampler has no state of a generator. After a state of a
+        GlobalOrderSampler, this sampler keeps its own generator.
+        """
         self._epoch = state_dict["epoch"]
-        if self._generator is not None and state_dict["generator"] is not None:
+        if self._generator is not None and state_dict.get("generator") is not None:
             self._generator.set_state(state_dict["generator"])
         load_sampler_state(self._order, state_dict["order"])
 
@@ -228,7 +302,7 @@ def drawn_order(sampler: Any) -> sampler_order_check.DrawnOrder | None:
         program.
     """
     while sampler is not None:
-        if isinstance(sampler, ShardSampler):
+        if isinstance(sampler, _SharedOrder):
             return sampler.drawn
         sampler = getattr(sampler, "sampler", None)
     return None

@@ -24,17 +24,18 @@ _DRAWS_FROM_PROCESS: Final = (
     torch.utils.data.SubsetRandomSampler,
     torch.utils.data.WeightedRandomSampler,
 )
-# The random seeds that instance 0 has drawn, by the indices of the instances that share the seed.
-# Every instance that shares a seed stores the seed. Instances that share a seed therefore agree
-# whether to make the collective call that exchanges the seed.
-_seeds: dict[tuple[int, ...], int] = {}
+# The seed that the log shows. A program that makes a loader for each epoch would otherwise log a
+# seed in each epoch.
+_announced: list[int] = []
 
 
 def shared_seed(options: Options) -> int:
     """Return the seed in the options, or a seed that instance 0 draws for all instances.
 
-    If the options do not contain a seed, all instances must call ``shared_seed``, because the first
-    call exchanges the seed between them.
+    If the options do not contain a seed, all instances must call ``shared_seed`` equally often,
+    because each call exchanges a seed between them. The state of torch's random generator
+    determines the seed, and a call does not change the state. A program that calls
+    ``torch.manual_seed()`` therefore gets the same seed with any number of instances.
 
     Raises:
         AssertionError: The options do not contain a seed, and the processes that the options
@@ -42,6 +43,11 @@ def shared_seed(options: Options) -> int:
     """
     if options.exists("random_seed"):
         return int(options.random_seed)
+    generator = torch.Generator()
+    generator.set_state(torch.get_rng_state())
+    own = int(torch.randint(2**31, (), generator=generator))
+    if options.Distributed.numProcesses == 1:
+        return own
     assert _is_connected(options), (
         f"Options.Distributed has {options.Distributed.numProcesses} processes that nothing "
         "connects, so they cannot agree on a random order: set one seed on all of them with "
@@ -50,21 +56,16 @@ def shared_seed(options: Options) -> int:
     if not context.is_initialised():
         context.init()
     communicator = context.communicator()
-    instances = tuple(communicator.instances)
-    if instances not in _seeds:
-        # The seed depends on the program's call of ``torch.manual_seed()``, as for torch's
-        # DataLoader. All instances draw a number from their random generators, so that generators
-        # with equal states stay equal.
-        seed = communicator.broadcast_object(int(torch.randint(2**31, ())))
-        _seeds[instances] = seed
-        if communicator.instance_index == 0:
-            logger.warning(
-                "shuffle without randomSeed: the instances share the seed %d; set "
-                "options.randomSeed(%d) to repeat this order",
-                seed,
-                seed,
-            )
-    return _seeds[instances]
+    seed: int = communicator.broadcast_object(own)
+    if communicator.instance_index == 0 and not _announced:
+        _announced.append(seed)
+        logger.warning(
+            "shuffle without randomSeed: the instances share the seed %d; set "
+            "options.randomSeed(%d) to repeat this order",
+            seed,
+            seed,
+        )
+    return seed
 
 
 def _is_connected(options: Options) -> bool:
@@ -80,5 +81,6 @@ def share_sampler(sampler: Any, options: Options) -> None:
     would overlap in all later epochs.
     """
     draws = isinstance(sampler, _DRAWS_FROM_PROCESS) and sampler.generator is None
-    if draws and (options.exists("random_seed") or _is_connected(options)):
+    is_alone = options.Distributed.numProcesses == 1
+    if draws and (options.exists("random_seed") or is_alone or _is_connected(options)):
         sampler.generator = torch.Generator().manual_seed(shared_seed(options))

@@ -215,43 +215,66 @@ def test_terminate_does_nothing_here():
 
 # --- Shares of instances --------------------------------------------------------------------------
 
+CONTIGUOUS = {"distributed_order": "contiguous"}
+
+
+def loaders_of(count, data, *args, seed=None, **kwargs):
+    return [
+        DataLoader(options(processes=count, process=p, seed=seed), data, *args, **kwargs)
+        for p in range(count)
+    ]
+
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_without_shuffling_every_instance_reads_its_own_block(workers):
+def test_every_instance_reads_its_rows_of_each_global_batch(workers):
+    for process in range(2):
+        opts = options(di=2, replicas=2, processes=2, process=process)
+        loader = DataLoader(opts, numbers(50), batch_size=3, num_workers=workers)
+        assert len(loader) == 2
+        blocks = [list(range(start, start + 6)) for start in range(6 * process, 48, 12)]
+        for _ in range(2):
+            assert read(loader) == [blocks[0] + blocks[1], blocks[2] + blocks[3]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_in_contiguous_order_every_instance_reads_its_own_block(workers):
     for process in range(3):
         opts = options(di=2, processes=3, process=process)
-        loader = DataLoader(opts, numbers(50), batch_size=4, num_workers=workers)
+        loader = DataLoader(opts, numbers(50), batch_size=4, num_workers=workers, **CONTIGUOUS)
         assert len(loader) == 2
         start = 16 * process
         for _ in range(2):
             assert flat(read(loader)) == list(range(start, start + 16))
 
 
-def test_keeping_the_last_elements_spreads_them_over_the_instances():
-    parts = [
-        DataLoader(options(processes=3, process=p), numbers(11), batch_size=3, drop_last=False)
-        for p in range(3)
-    ]
-    assert [flat(read(part)) for part in parts] == [
-        [0, 1, 2, 3],
-        [4, 5, 6, 7],
-        [8, 9, 10],
-    ]
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("global", [[[0, 1, 2], [9]], [[3, 4, 5], [10]], [[6, 7, 8]]]),
+        ("contiguous", [[[0, 1, 2], [3]], [[4, 5, 6], [7]], [[8, 9, 10]]]),
+    ],
+)
+def test_keeping_the_last_elements_spreads_them_over_the_instances(order, expected):
+    parts = loaders_of(3, numbers(11), batch_size=3, drop_last=False, distributed_order=order)
+    assert [read(part) for part in parts] == expected
     assert [len(part) for part in parts] == [2, 2, 1]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_shuffled_epochs_are_functions_of_seed_and_epoch(count):
+    loaders = loaders_of(count, numbers(31), 15 // count, shuffle=True, seed=5)
+    for epoch in range(3):
+        generator = torch.Generator().manual_seed(5 + epoch)
+        permutation = torch.randperm(31, generator=generator).tolist()
+        rows = 15 // count * count
+        expected = [permutation[start : start + rows] for start in range(0, 31 - rows, rows)]
+        assert [flat(parts) for parts in zip(*map(read, loaders), strict=True)] == expected
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-def test_shuffled_instances_share_one_permutation_and_toggle_the_leftovers(workers):
-    loaders = [
-        DataLoader(
-            options(processes=2, process=p, seed=5),
-            numbers(30),
-            batch_size=7,
-            shuffle=True,
-            num_workers=workers,
-        )
-        for p in range(2)
-    ]
+def test_contiguous_shuffled_instances_share_one_permutation_and_toggle_the_leftovers(workers):
+    arguments = {"batch_size": 7, "shuffle": True, "num_workers": workers, **CONTIGUOUS}
+    loaders = loaders_of(2, numbers(30), seed=5, **arguments)
     epochs = []
     for _ in range(4):
         shares = [flat(read(loader)) for loader in loaders]
@@ -267,6 +290,12 @@ def test_shuffled_instances_share_one_permutation_and_toggle_the_leftovers(worke
         assert list(order) == permutation[start : start + 28]
 
 
+@pytest.mark.parametrize("wrong", ["Global", None, 0])
+def test_an_order_is_one_of_two(wrong):
+    with pytest.raises(AssertionError, match=r'distributed_order=.*"global" or "contiguous"'):
+        DataLoader(options(), numbers(4), distributed_order=wrong)
+
+
 def test_shuffling_several_instances_needs_a_seed():
     with pytest.raises(AssertionError, match="randomSeed"):
         DataLoader(options(processes=2), numbers(30), shuffle=True)
@@ -274,11 +303,15 @@ def test_shuffling_several_instances_needs_a_seed():
 
 def test_a_sampler_of_the_user_is_shared_out_too():
     order = list(reversed(range(20)))
-    parts = [
-        DataLoader(options(processes=2, process=p), numbers(20), batch_size=5, sampler=order)
-        for p in range(2)
-    ]
+    parts = list(map(read, loaders_of(2, numbers(20), batch_size=5, sampler=order)))
+    assert flat(flat(batches) for batches in zip(*parts, strict=True)) == order
+    parts = loaders_of(2, numbers(20), batch_size=5, sampler=order, **CONTIGUOUS)
     assert flat(flat(read(part)) for part in parts) == order
+
+
+def test_a_range_as_a_sampler_names_elements():
+    parts = list(map(read, loaders_of(2, numbers(20), batch_size=2, sampler=range(8, 16))))
+    assert parts == [[[8, 9], [12, 13]], [[10, 11], [14, 15]]]
 
 
 def test_without_partitioning_every_instance_reads_everything():

@@ -2,9 +2,13 @@
 
 import io
 import itertools
+import random
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from poptorch.data.loading import ASYNC, FORK, REBATCHED, Stream, flat, numbers, read
 
 from popdist_py.poptorch import AsynchronousDataAccessor, DataLoader, Options
@@ -282,6 +286,111 @@ def test_another_number_of_instances_goes_on_after_as_many_elements():
     del state["batch_elements"]  # as earlier versions saved it
     other.load_state_dict(state)
     assert other.state_dict()["position"] == 3
+
+
+def test_resumes_with_any_numbers_of_instances_read_each_element_once():
+    """Hypothesis chooses a seed, the numbers of instances, and where each of them stops."""
+    replicas, micro_batch, elements = 8, 2, 150
+
+    def made(instances, seed):
+        loaders = []
+        for process in range(instances):
+            options = Options().replicationFactor(replicas // instances).randomSeed(seed)
+            options.Training.gradientAccumulation(2)
+            options.Distributed.configureProcessId(process, instances)
+            loaders.append(DataLoader(options, numbers(elements), micro_batch, shuffle=True))
+        return loaders
+
+    def global_batches(loaders):
+        """Join the rows of the instances in the order [accumulation step][replica][micro-batch]."""
+        for parts in zip(*loaders, strict=True):
+            rows = [torch.stack(part[0].chunk(2)) for part in parts]
+            yield torch.cat(rows, 1).flatten().tolist()
+
+    @settings(max_examples=20, deadline=None)
+    @given(
+        st.integers(0, 1000),
+        st.lists(
+            st.tuples(st.sampled_from([1, 2, 4, 8]), st.integers(0, 5)), min_size=1, max_size=5
+        ),
+    )
+    def check(seed, attempts):
+        undisturbed = made(1, seed)
+        expected = [batch for _ in range(4) for batch in global_batches(undisturbed)]
+        state, found = None, []
+        for instances, steps in [*attempts, (1, 4 * 4)]:
+            loaders = made(instances, seed)
+            for loader in loaders if state else ():
+                loader.load_state_dict(state)
+            while steps > 0 and len(found) < len(expected):
+                part = list(itertools.islice(global_batches(loaders), steps))
+                found += part
+                steps -= len(part)
+            state = saved(loaders[-1].state_dict())
+        assert found == expected
+        for epoch in range(4):
+            read_in_epoch = flat(found[4 * epoch : 4 * epoch + 4])
+            assert len(set(read_in_epoch)) == len(read_in_epoch) == 128
+
+    check()
+
+
+class Loaded(torch.utils.data.Dataset):
+    """Counts the elements that are loaded, which draw random numbers of all kinds."""
+
+    def __init__(self):
+        self.loaded = 0
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        self.loaded += 1
+        return index + torch.rand(1) + random.random() + np.random.rand()
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("di", [1, 3])
+def test_without_workers_nothing_is_loaded_again(shuffle, di):
+    def made():
+        options = Options().deviceIterations(di)
+        return DataLoader(options, Loaded(), 3, shuffle=shuffle)
+
+    loader = made()
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+    state = saved(loader.state_dict())
+    randoms = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    expected = [batch.tolist() for batch in batches]
+    resumed = made()
+    resumed.load_state_dict(state)
+    torch.set_rng_state(randoms[0])
+    random.setstate(randoms[1])
+    np.random.set_state(randoms[2])
+    assert [batch.tolist() for batch in resumed] == expected
+    assert resumed.dataset.loaded == 3 * di * len(expected)
+    sampled = DataLoader(Options(), Loaded(), 3, sampler=list(range(40)))
+    sampled.load_state_dict({**state, "batch_elements": 3})
+    next(iter(sampled))
+    assert sampled.dataset.loaded == 9, "a sampler of the program may draw random numbers too"
+
+
+@pytest.mark.parametrize("before", ["global", "contiguous"])
+def test_a_state_of_the_other_order_goes_on_in_the_present_order(before):
+    def made(order, seed):
+        options = Options().randomSeed(seed)
+        options.Distributed.configureProcessId(1, 2)
+        return DataLoader(options, numbers(24), 2, shuffle=True, distributed_order=order)
+
+    loader = made(before, 3)
+    read(loader)
+    after = "global" if before == "contiguous" else "contiguous"
+    resumed, expected = made(after, 4), made(after, 4)
+    resumed.load_state_dict(saved(loader.state_dict()))
+    if after == "global":
+        read(expected)
+    assert read(resumed) == read(expected)
 
 
 def test_a_state_of_another_kind_of_sampler_is_no_error():

@@ -38,21 +38,23 @@ def _found(mode):
     """Read shuffled data without a seed of its own; return what was read and said."""
     options = poptorch.DistributedOptions()
     mode = poptorch.DataLoaderMode[mode]
-    shared_seed._seeds.clear()
+    torch.manual_seed(3 + 4 * popdist_py.getInstanceIndex())
+    shared_seed._announced.clear()
 
     def make(**arguments):
         return DataLoader(options, DATA, batch_size=2, mode=mode, **arguments)
 
     with Said() as messages:
+        found = {"seed": shared_seed.shared_seed(options)}
         loader = make(shuffle=True)
         saved = loader.state_dict()
-        found = {"shuffled": epochs_of(loader), "seed": shared_seed.shared_seed(options)}
+        found["shuffled"] = epochs_of(loader)
         found["sampler"] = epochs_of(make(sampler=torch.utils.data.RandomSampler(DATA)))
     # Like a later run: it draws another seed, and goes on with the order that was saved.
-    shared_seed._seeds.clear()
+    torch.manual_seed(8)
     resumed = make(shuffle=True)
     resumed.load_state_dict(saved)
-    found |= {"resumed": epochs_of(resumed), "later seed": shared_seed.shared_seed(options)}
+    found |= {"later seed": shared_seed.shared_seed(options), "resumed": epochs_of(resumed)}
     # One instance that is alone in a call agrees with itself, and waits for nobody.
     found["alone"] = popdist_py.execute_on_instances({1}, shared_seed.shared_seed, options)
     return found | {"said": messages}
@@ -83,6 +85,17 @@ def test_the_seed_is_said_once_and_repeats_the_order(job):
         options = Options().randomSeed(first["seed"])
         options.Distributed.configureProcessId(process, 2)
         assert epochs_of(DataLoader(options, DATA, 2, shuffle=True)) == found["shuffled"]
+
+
+@pytest.mark.mpi
+def test_a_single_instance_with_the_random_state_of_instance_0_has_the_same_order(job):
+    torch.manual_seed(3)
+    loader = DataLoader(Options(), DATA, 4, shuffle=True)
+    both = [
+        [x for i in range(0, 14, 2) for found in job for x in found["shuffled"][epoch][i : i + 2]]
+        for epoch in range(2)
+    ]
+    assert epochs_of(loader) == both
 
 
 @pytest.mark.mpi
@@ -125,3 +138,25 @@ def test_a_seed_holds_for_samplers_whatever_an_instance_draws_besides(seed):
         shares.append(epochs)
     for first, second in zip(*shares, strict=True):
         assert sorted(first + second) == list(range(30))
+
+
+def order_of(make, seed):
+    torch.manual_seed(seed)
+    return epochs_of(make())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataLoader(Options(), DATA, shuffle=True),
+        lambda: DataLoader(Options(), DATA, sampler=torch.utils.data.RandomSampler(DATA)),
+    ],
+    ids=["shuffle", "sampler"],
+)
+def test_the_random_state_decides_the_order_of_a_single_instance(make):
+    assert order_of(make, 1) == order_of(make, 1) != order_of(make, 2)
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    make()
+    assert torch.equal(torch.get_rng_state(), state), "weights made later stay the same"
+    assert epochs_of(make()) != epochs_of(make()), "a loader for each epoch has new orders"
