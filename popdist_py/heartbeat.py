@@ -59,6 +59,8 @@ _num_automatic = 0
 # counted with the second one, because most programs that count their steps themselves do so between
 # the two. The launcher then never sees a step that is taken back.
 _first_ended: int | None = None
+# Whether stopRequested() has returned True.
+_is_stopping = False
 
 
 def begin() -> None:
@@ -255,13 +257,20 @@ def stopRequested() -> bool:
     The call with this number returns true on every instance. If it begins before all instances have
     agreed, it waits for the agreement.
     """
+    global _is_stopping
     words = _words or _open()
     words[_POLLS] = polls = words[_POLLS] + 1
     while 0 < (proposed := words[_PROPOSED]) <= polls:
         if words[_AGREED] == proposed:
+            _is_stopping = True
             return True
         time.sleep(_WAIT_SECONDS)
     return False
+
+
+def is_stopping() -> bool:
+    """Tell whether ``stopRequested`` has returned True."""
+    return _is_stopping
 
 
 def calls_debugged() -> int:

@@ -8,15 +8,11 @@ The module ``popdist_py.checkpoint`` reads and writes the files of checkpoints.
 
 from __future__ import annotations
 
-import codecs
-import io
 import os
-import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from popdist_py import activities, context, heartbeat
@@ -24,6 +20,17 @@ from popdist_py.checkpoint import Checkpoint, Checkpoints
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.model.executor import PoplarExecutor
 from popdist_py.poptorch.model.training_state import own_state
+from popdist_py.torch_states.host_random import host_random, load_host_random
+from popdist_py.torch_states.memory_copies import memory_copies, newest_state
+from popdist_py.torch_states.save_schedule import SaveSchedule
+from popdist_py.torch_states.state_parts import (
+    bytes_of,
+    from_bytes,
+    is_plain,
+    joined,
+    split,
+    to_bytes,
+)
 
 __all__ = ["TrainingCheckpoints", "Weights", "weights_of"]
 
@@ -54,6 +61,15 @@ class TrainingCheckpoints:
             each ``iter()``.
         keep: The number of newest checkpoints to keep on the disk. Checkpoints that are older than
             the ``keep`` newest checkpoints are deleted.
+        memory_every: The number of steps between two copies of the state to the memory of every
+            host. These copies outlive the program but not the job, so a restart continues from
+            them. With None, the launcher's option ``--memory-checkpoints`` selects 1, and otherwise
+            there are no copies. Without the launcher, there are no copies either.
+        disk_every: The number of steps between two checkpoints on the disk. If the job was asked to
+            stop, ``save()`` writes to the disk after any number of steps.
+
+    Raises:
+        ValueError: A number is less than 1.
     """
 
     def __init__(
@@ -62,8 +78,12 @@ class TrainingCheckpoints:
         model: PoplarExecutor,
         loader: Any = (),
         keep: int = 3,
+        memory_every: int | None = None,
+        disk_every: int = 1,
     ) -> None:
         self._files = Checkpoints(folder, keep)
+        self._memory = memory_copies(folder, memory_every, os.environ)
+        self._schedule = SaveSchedule(self._memory.every if self._memory else None, disk_every)
         self._model = model
         self._data = _Stateful(loader) if _is_stateful(loader) else _Rewound(loader)
         self._epoch = 0
@@ -107,18 +127,38 @@ class TrainingCheckpoints:
             self._save(step, extra or {})
 
     def _save(self, step: int, extra: Mapping[str, Any]) -> None:
-        own = {
-            "random": _host_random(),
-            "data": self._data.state(),
-            **self._model.instance_state(),
-        }
-        communicator = context.communicator()
-        instances = communicator.gather_object(_to_bytes(own))
-        if instances is None:
-            return
-        training = self._model.training_state()
+        to_memory, to_disk = self._schedule.due(step)
+        if to_memory:
+            self._save_to_memory(step, extra)
+        if to_disk:
+            self._save_to_disk(step, extra)
+
+    def _save_to_disk(self, step: int, extra: Mapping[str, Any]) -> None:
+        own = {**self._own_position(), **self._model.instance_state()}
+        instances = context.communicator().gather_object(to_bytes(own))
+        if instances is not None:
+            state = self._whole_state(self._model.training_state(), instances, extra)
+            self._files.save(step, to_bytes(state))
+
+    def _save_to_memory(self, step: int, extra: Mapping[str, Any]) -> None:
+        assert self._memory is not None
+        own = {**self._own_position(), **self._model.live_instance_state()}
+        tensors: list[torch.Tensor] = []
+        rest = split(own, tensors)
+        parts = context.communicator().all_gather_object((rest, [bytes_of(t) for t in tensors]))
+        if self._memory.is_writer:
+            instances = [joined(rest, arrays) for rest, arrays in parts]
+            training, live = self._model.live_training_state()
+            self._memory.save(step, self._whole_state(training, instances, extra), live)
+
+    def _own_position(self) -> dict[str, Any]:
+        return {"random": host_random(), "data": self._data.state()}
+
+    def _whole_state(
+        self, training: dict[str, Any], instances: Sequence[Any], extra: Mapping[str, Any]
+    ) -> dict[str, Any]:
         _check_loadable(training["scheduler"], "The state_dict() of the scheduler")
-        state = {
+        return {
             "version": _VERSION,
             "training": training,
             "instances": list(instances),
@@ -126,7 +166,6 @@ class TrainingCheckpoints:
             "done": self._done,
             "extra": dict(extra),
         }
-        self._files.save(step, _to_bytes(state))
 
     def resume(self) -> tuple[int, dict[str, Any]]:
         """Load the newest complete checkpoint, if one exists. All instances must call ``resume()``.
@@ -146,20 +185,22 @@ class TrainingCheckpoints:
             return self._resume()
 
     def _resume(self) -> tuple[int, dict[str, Any]]:
-        communicator = context.communicator()
-        newest = self._files.latest() if communicator.instance_index == 0 else None
-        newest = communicator.broadcast_object(newest)
-        if newest is None:
+        found = newest_state(self._memory, self._files, context.communicator())
+        if found is None:
             return 0, {}
-        state = _training_in(newest, self._files.folder)
-        instances = [_from_bytes(data) for data in state["instances"]]
+        step, state = found
+        if isinstance(state, bytes):
+            state = _training_in(Checkpoint(step, state), self._files.folder)
+            state["instances"] = [from_bytes(data) for data in state["instances"]]
+        self._schedule.resume(step)
+        instances = state["instances"]
         self._model.load_training_state(state["training"], instances)
         own = own_state(instances)
         self._data.load_state(own["data"])
         self._epoch, self._done = state["epoch"], state["done"]
         self._resumed_random = own["random"]
-        heartbeat.resume(newest.step)
-        return newest.step, state["extra"]
+        heartbeat.resume(step)
+        return step, state["extra"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +235,7 @@ def weights_of(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> Weight
 
 def _training_in(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> dict[str, Any]:
     try:
-        state: dict[str, Any] = _from_bytes(checkpoint.data)
+        state: dict[str, Any] = from_bytes(checkpoint.data)
         version = state["version"]
     except Exception as error:
         raise Error(
@@ -266,7 +307,7 @@ class _Stateful:
                 "The checkpoint was saved with a loader that has no state_dict(), but "
                 f"{type(self._loader).__name__} has one: resume with the loader that was saved"
             )
-        _load_host_random(random_state)
+        load_host_random(random_state)
         return iter(self._loader)
 
 
@@ -286,7 +327,7 @@ class _Rewound:
 
     def begin(self) -> Iterator[Any]:
         """Store the state of the random generators, and begin an epoch."""
-        self._start = {"random": _host_random(), "parts": _parts_state(self._loader)}
+        self._start = {"random": host_random(), "parts": _parts_state(self._loader)}
         return iter(self._loader)
 
     def state(self) -> dict[str, Any]:
@@ -323,29 +364,15 @@ class _Rewound:
         elif self._start:
             _load_parts_state(self._loader, self._start["parts"])
         if self._start:
-            _load_host_random(self._start["random"])
+            load_host_random(self._start["random"])
         batches: Iterator[Any] = iter(self._loader)
         for _ in range(done):
             next(batches)
-        _load_host_random(random_state)
+        load_host_random(random_state)
         return batches
 
 
-# --- Conversion of a training's state to bytes and back ---------------------------------------
-
-
-# torch.save stores a bytes object as text and a call of ``codecs.encode``. From torch 2.5 on,
-# torch.load permits the call of ``codecs.encode``. Versions of torch before 2.5 do not have the
-# attribute ``safe_globals``. For versions of torch without ``safe_globals``, ``add_safe_globals``
-# registers ``codecs.encode`` for torch.load.
-if not hasattr(torch.serialization, "safe_globals"):
-    torch.serialization.add_safe_globals([codecs.encode])
-
-
-def _to_bytes(state: Mapping[str, Any]) -> bytes:
-    file = io.BytesIO()
-    torch.save(state, file)
-    return file.getvalue()
+# --- Checks of values before a checkpoint is written ------------------------------------------
 
 
 def _check_extra(extra: Mapping[str, Any]) -> None:
@@ -355,43 +382,15 @@ def _check_extra(extra: Mapping[str, Any]) -> None:
 
 
 def _check_loadable(value: Any, name: str) -> None:
+    if is_plain(value):  # The trial below takes longer than a copy to memory should.
+        return
     try:
-        _from_bytes(_to_bytes({name: value}))
+        from_bytes(to_bytes({name: value}))
     except Exception:
         raise Error(
             f"{name} holds more than a checkpoint can: {value!r:.200}; expected tensors, numbers "
             "of Python, texts, and lists, tuples and dictionaries of them"
         ) from None
-
-
-def _from_bytes(data: bytes) -> Any:
-    """Unpickle only tensors and plain values, so that a checkpoint file cannot run code."""
-    return torch.load(io.BytesIO(data), weights_only=True)
-
-
-# --- The states of the host's random number generators ----------------------------------------
-
-
-def _host_random() -> dict[str, Any]:
-    """Return the states of the random number generators of torch, Python and NumPy."""
-    numpy: Any = np.random.get_state(legacy=False)
-    return {
-        "torch": torch.get_rng_state(),
-        "python": random.getstate(),
-        "numpy": {
-            **numpy,
-            "state": {"key": numpy["state"]["key"].tolist(), "pos": numpy["state"]["pos"]},
-        },
-    }
-
-
-def _load_host_random(state: Mapping[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    numpy = state["numpy"]
-    key = np.array(numpy["state"]["key"], dtype=np.uint32)
-    np.random.set_state({**numpy, "state": {"key": key, "pos": numpy["state"]["pos"]}})
 
 
 # --- Data loaders that do not have a ``state_dict()`` -----------------------------------------

@@ -63,14 +63,18 @@ class Compiled:
     streams: RandomStreams
     ipu_rows: IpuRows | None = None
 
-    def download_changed(self) -> Callable[[], None]:
-        """Return a function that copies to the host the tensors that the model's calls change."""
+    def changed_tensors(self) -> list[torch.Tensor]:
+        """Return the tensors on the device that the model's calls change."""
         first, state, training = self.executable.first_forward, self.state, self.program.training
         changed: list[torch.Tensor] = [state.buffers[name] for name in first.modified_buffers]
         changed += [state.parameters[name] for name in first.modified_parameters]
         if training is not None:
             changed += training.optimizer.parameters
-        return partial(state.download, frozenset(map(id, changed)))
+        return changed
+
+    def download_changed(self) -> Callable[[], None]:
+        """Return a function that copies to the host the tensors that the model's calls change."""
+        return partial(self.state.download, frozenset(map(id, self.changed_tensors())))
 
     def check_weights(self) -> None:
         """Check that all weights on the device belong to the same training step.

@@ -177,6 +177,45 @@ class PoplarExecutor(DeviceReports):
         shared = training_state.shared_state(self._user_model, self._require_link())
         return {**shared, "rng": self.rng_state}
 
+    def live_instance_state(self) -> dict[str, Any]:
+        """Return the same values as ``instance_state``, without copying weights to the host.
+
+        Raises:
+            Error: The model is not compiled, or is an inference model.
+        """
+        live = self._live_module_state()
+        if live is None:
+            return self.instance_state()
+        return training_state.instance_state(self._user_model, self._require_compiled(), live[1])
+
+    def live_training_state(self) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        """Return the same values as ``training_state``, without copying weights.
+
+        Returns:
+            The training state, and those of its tensors that change only in the next weight update.
+
+        Raises:
+            Error: The model is not compiled, or is an inference model.
+        """
+        live = self._live_module_state()
+        if live is None:
+            return self.training_state(), []
+        link, (model, buffers) = self._require_link(), live
+        shared = training_state.shared_state(self._user_model, link, model)
+        replaced = {buffer.data_ptr() for buffer in buffers.values()}
+        weights = [each for each in model.values() if each.data_ptr() not in replaced]
+        return {**shared, "rng": self.rng_state}, [*weights, *shared["optimizer"].values()]
+
+    def _live_module_state(
+        self,
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None:
+        compiled, _ = self._require_compiled(), self._require_link()
+        # If the host has the newest weights, the program may change them at any time.
+        if self._weights is None or not self._weights.only_changed_are_newer:
+            return None
+        compiled.check_weights()
+        return training_state.live_module_state(self._user_model, compiled)
+
     def load_training_state(
         self, shared: Mapping[str, Any], instances: Sequence[dict[str, Any]]
     ) -> None:

@@ -238,9 +238,14 @@ class OptimizerLink:
             # the program may have set another learning rate.
             self.optimizer._set_device_rates(join_groups(device.parameter_tensors(self.optimizer)))
 
-    def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of the optimiser state on the device, by name."""
-        tensors: dict[str, torch.Tensor] = self._training.optimizer.state_tensors()
+    def state_tensors(self, *, copied: bool = True) -> dict[str, torch.Tensor]:
+        """Return the tensors of the optimiser state on the device, by name.
+
+        Args:
+            copied: Whether the tensors are copies. With False, the next weight update may change
+                the tensors.
+        """
+        tensors: dict[str, torch.Tensor] = self._training.optimizer.state_tensors(copied=copied)
         return tensors
 
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:

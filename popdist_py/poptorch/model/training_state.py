@@ -17,30 +17,89 @@ from popdist_py.poptorch.compilation.compiled_model import Compiled
 from popdist_py.poptorch.model.optimizer_link import OptimizerLink
 from popdist_py.poptorch.update.compressed.compression import CompressedGradients
 
-__all__ = ["instance_state", "load_device_state", "load_host_state", "own_state", "shared_state"]
+__all__ = [
+    "instance_state",
+    "live_module_state",
+    "load_device_state",
+    "load_host_state",
+    "own_state",
+    "shared_state",
+]
 
 
-def shared_state(module: nn.Module, link: OptimizerLink) -> dict[str, Any]:
-    """Return the state of the user's module and optimiser, which is equal on all instances."""
+def shared_state(
+    module: nn.Module, link: OptimizerLink, live: Mapping[str, torch.Tensor] | None = None
+) -> dict[str, Any]:
+    """Return the state of the user's module and optimiser, which is equal on all instances.
+
+    Args:
+        module: The user's module, whose weights are up to date unless ``live`` is given.
+        link: The connection to the user's optimiser.
+        live: The newest weights in the device's memory. With ``live``, the result also shares the
+            memory of the device's optimiser.
+    """
     return {
-        "model": dict(module.state_dict()),
+        "model": dict(module.state_dict() if live is None else live),
         "settings": link.settings(),
         "attributes": link.attributes(),
-        "optimizer": link.state_tensors(),
+        "optimizer": link.state_tensors(copied=live is None),
         "rates": link.loaded_rates(),
         "loss_scaling": link.loss_scaling(),
         "scheduler": link.scheduler_state(),
     }
 
 
-def instance_state(module: nn.Module, compiled: Compiled) -> dict[str, Any]:
+def live_module_state(
+    module: nn.Module, compiled: Compiled
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None:
+    """Return the newest ``state_dict()`` and buffers of the module, without copying its weights.
+
+    The results contain the device's tensors in place of the host's older tensors.
+
+    Returns:
+        The ``state_dict()`` and the buffers by name. The result is None if the host's tensors are
+        needed, because replicas have different weights, or because the module computes values for
+        its ``state_dict()``.
+    """
+    state = compiled.state
+    if state.has_groups:
+        return None
+    device_copies = state.device_copies()
+    changed = frozenset(map(id, compiled.changed_tensors()))
+    hosts = [*module.parameters(), *module.buffers()]
+    # Without this context, a read of the host's tensors would copy all weights to the host.
+    with torch._C.DisableTorchFunctionSubclass():
+        newest = {}
+        for host in hosts:
+            device = device_copies.get(id(host), host)
+            newest[_place(host)] = (device if id(device) in changed else host).detach()
+        saved, buffers = module.state_dict(), dict(module.named_buffers())
+        known = (isinstance(v, torch.Tensor) and _place(v) in newest for v in saved.values())
+        if not all(known):
+            return None
+        model, own = ({n: newest[_place(v)] for n, v in some.items()} for some in (saved, buffers))
+    return model, own
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, torch.Size]:
+    return tensor.data_ptr(), tensor.shape
+
+
+def instance_state(
+    module: nn.Module, compiled: Compiled, buffers: Mapping[str, torch.Tensor] | None = None
+) -> dict[str, Any]:
     """Return the part of the training state that differs between instances.
 
     The returned state contains the module's buffers on the host, the buffers of each replica, and
     the state of gradient compression.
+
+    Args:
+        module: The user's module, whose buffers are up to date unless ``buffers`` is given.
+        compiled: The compiled model.
+        buffers: The newest values of the module's buffers.
     """
     state = {
-        "host_buffers": dict(module.named_buffers()),
+        "host_buffers": dict(module.named_buffers() if buffers is None else buffers),
         "buffers": {name: rows.clone() for name, rows in _buffers_of_replicas(compiled).items()},
     }
     compression = _compression_of(compiled)

@@ -289,11 +289,15 @@ class DeviceOptimizer:
 
     # -- methods for the state tensors that programs can read and write -----------------------
 
-    def state_tensors(self) -> dict[str, torch.Tensor]:
+    def state_tensors(self, *, copied: bool = True) -> dict[str, torch.Tensor]:
         """Return copies of the optimiser's state tensors, keyed by their names on the device.
 
         Before the first optimiser step, the state tensors contain the initial values, usually
         zeros.
+
+        Args:
+            copied: Whether the tensors are copies. With False, the tensors may share the memory of
+                the optimiser, which the next optimiser step changes.
 
         Raises:
             Error: An instance was lost during a weight update.
@@ -301,7 +305,7 @@ class DeviceOptimizer:
         self.check_whole()
         return {
             f"{prefix}___{self._names[id(parameter)]}": self._state_value(
-                self._optimizer.state[parameter].get(key), key, parameter
+                self._optimizer.state[parameter].get(key), key, parameter, copied=copied
             )
             for group in self._optimizer.param_groups
             for parameter in group["params"]
@@ -358,15 +362,18 @@ class DeviceOptimizer:
                     # strides.
                     state[key] = value.to(dtype).reshape(shape).contiguous()
 
-    def _state_value(self, value: Any, key: str, parameter: torch.Tensor) -> torch.Tensor:
-        """Return a copy of a state tensor, or the initial state tensor if ``value`` is None."""
+    def _state_value(
+        self, value: Any, key: str, parameter: torch.Tensor, *, copied: bool = True
+    ) -> torch.Tensor:
+        """Return a state tensor, or the initial state tensor if ``value`` is None."""
         if value is None:
             return torch.full(
                 () if key == "step" else parameter.shape,
                 self._first_value(key),
                 dtype=torch.float32 if key == "step" else parameter.dtype,
             )
-        return torch.as_tensor(value, dtype=torch.float32 if key == "step" else None).clone()
+        tensor = torch.as_tensor(value, dtype=torch.float32 if key == "step" else None)
+        return tensor.clone() if copied else tensor
 
     def _first_value(self, key: str) -> float:
         """Return the number to which all elements of a state tensor are initialised."""

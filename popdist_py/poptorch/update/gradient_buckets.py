@@ -22,6 +22,7 @@ from popdist_py.collectives import Communicator
 from popdist_py.collectives.arithmetic import Array
 from popdist_py.collectives.background import Handle
 from popdist_py.poptorch.update.compressed.compression import ReductionOf
+from popdist_py.torch_states.memory_copies import wait_for_copies
 
 __all__ = ["Autotuner", "Buckets"]
 
@@ -124,6 +125,7 @@ class Buckets:
         Because the reduction of the next bucket starts first, the network connection between hosts
         is not idle between two buckets.
         """
+        wait_for_copies()
         reduction = self._reductions[self._num_started]
         self._num_started += 1
         started = self._communicator.background.submit(reduction.start)

@@ -226,11 +226,15 @@ class SharedOptimizer(DeviceOptimizer):
                     state[key] = room
         self._state_is_shared = True
 
-    def state_tensors(self) -> dict[str, torch.Tensor]:
+    def state_tensors(self, *, copied: bool = True) -> dict[str, torch.Tensor]:
         """Return copies of the optimiser's state tensors, keyed by their names on the device.
 
         Before the first optimiser step, the state tensors contain the initial values, usually
         zeros.
+
+        Args:
+            copied: Whether the tensors are copies. With False, the tensors may be the shared
+                memory, which the next optimiser step changes.
 
         Raises:
             Error: An instance was lost during a weight update.
@@ -242,16 +246,15 @@ class SharedOptimizer(DeviceOptimizer):
                 name = self._names[id(parameter)]
                 for key, prefix in self._kind.state.items():
                     if is_kept(key, group):
-                        state[f"{prefix}___{name}"] = self._state_of(parameter, key, name, prefix)
+                        value = self._state_of(parameter, key, name, prefix)
+                        state[f"{prefix}___{name}"] = value.clone() if copied else value
         return state
 
     def _state_of(self, parameter: torch.Tensor, key: str, name: str, prefix: str) -> torch.Tensor:
         if key == "step":
             return torch.tensor(self._ahead.get(name, 0.0) + self._done)
         loaded = self._loaded.get(f"{prefix}___{name}")
-        return (
-            self._state[key].views[self._index[id(parameter)]] if loaded is None else loaded
-        ).clone()
+        return self._state[key].views[self._index[id(parameter)]] if loaded is None else loaded
 
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load the state tensors in ``tensors``, and do not change other state tensors."""

@@ -19,6 +19,7 @@ from popdist_py.poptorch.update.device_optimizer import DeviceOptimizer
 from popdist_py.poptorch.update.gradients import Gradients
 from popdist_py.poptorch.update.half_accumulators import round_gradients
 from popdist_py.poptorch.update.loss_scaling import AutomaticLossScaling
+from popdist_py.torch_states.memory_copies import wait_for_copies
 
 __all__ = ["NoUpdate", "Training"]
 
@@ -78,6 +79,7 @@ class Training:
         Args:
             number: The number of the last micro-batch in the accumulation window.
         """
+        wait_for_copies()
         if self.rounding is not None:
             self.rounding(number)
         loss_scale = self.loss_scale

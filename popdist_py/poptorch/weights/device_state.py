@@ -313,6 +313,13 @@ class DeviceState:
         device = self._device_of.get(id(host))
         return [] if device is None else [device]
 
+    def device_copies(self) -> dict[int, torch.Tensor]:
+        """Return the device's copies of the host's tensors, keyed by the ``id`` of the host tensor.
+
+        Replica-grouped parameters are left out, because they have several copies.
+        """
+        return {id(host): device for host, device in self._hosts}
+
     def hook_gradients(self, hosts: Iterable[torch.Tensor]) -> GradientHooks:
         """Make backward passes call the gradient hooks of the given host parameters from now on."""
         if self.gradient_hooks is not None:

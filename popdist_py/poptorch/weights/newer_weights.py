@@ -57,6 +57,11 @@ class WeightCopy:
         """Whether the device has newer weights than the host."""
         return self in _newer_than_host
 
+    @property
+    def only_changed_are_newer(self) -> bool:
+        """Whether the device has newer weights, and only where this model's calls change them."""
+        return self.device_is_newer and not self._all_newer
+
     def mark_device_newer(self) -> None:
         """Record that the model has changed the tensors on its device that ``download`` copies."""
         _newer_than_host.add(self)

@@ -1,0 +1,249 @@
+"""Checkpoints in memory: two files in a tmpfs folder that keep the newest state of a training.
+
+The files outlive the process that writes them, so a restarted program continues from them. Each
+file is a slot for one state. The writer overwrites the slot with the older state, so the other slot
+always contains a complete state. A state consists of arrays, which are stored without conversion,
+and a head with all other values as bytes. The caller defines the meaning of the head. This module
+needs NumPy, because NumPy copies and adds arrays without holding Python's global lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from popdist_py.own_files.owner import NotOwnFileError, check_own_folder
+
+__all__ = ["MemorySlots", "SlotState", "slots_folder"]
+
+Bytes = npt.NDArray[np.uint8]
+
+_MAGIC = b"popdist memory1\n"
+# The header at the beginning of a slot: the sequence number, the magic text, the step, the number
+# of arrays, the number of bytes in the head, and the digest. The sequence number is 0 while the
+# slot is incomplete.
+_HEADER = struct.Struct("<Q16sQQQ16s")
+_DIGEST_BYTES = 16
+_NUM_SLOTS = 2
+# Arrays begin at multiples of _ALIGNMENT bytes, the size of a cache line.
+_ALIGNMENT = 64
+# Arrays are copied and added up in blocks that stay in the CPU's cache between both operations.
+_BLOCK_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """A complete state from a slot.
+
+    Attributes:
+        step: The number of training steps that were done when the state was saved.
+        head: The bytes that the caller of ``write`` passed as the head.
+        arrays: The bytes of each array, in memory that belongs to this process.
+    """
+
+    step: int
+    head: bytes
+    arrays: list[Bytes]
+
+
+def slots_folder(memory: str, disk: str | os.PathLike[str]) -> Path:
+    """Return the folder of the slots that belong to the checkpoints on disk in the folder ``disk``.
+
+    A job can train several models, each with another folder of checkpoints.
+    """
+    path = os.path.abspath(disk)
+    return Path(memory, hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest())
+
+
+class MemorySlots:
+    """The newest states of one training in a folder in memory.
+
+    One process of a host writes states, and other processes of the host may read them.
+
+    Args:
+        folder: The folder of the slots. The first call of ``write`` creates the folder and its
+            parent.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._maps: list[mmap.mmap | None] = [None] * _NUM_SLOTS
+        # The index of the slot whose state must not be overwritten; None if unknown.
+        self._kept: int | None = None
+
+    def write(
+        self,
+        step: int,
+        head: bytes,
+        arrays: Sequence[Bytes],
+        is_valid: Callable[[], bool] = lambda: True,
+    ) -> bool:
+        """Replace the older state by a new state.
+
+        Args:
+            step: The number of training steps that are done.
+            head: All values of the state that are not in ``arrays``.
+            arrays: Flat arrays, which must not change during the call.
+            is_valid: A function that tells after the copy whether the arrays were unchanged. If it
+                returns False, the slot stays incomplete.
+
+        Returns:
+            Whether the state was stored.
+
+        Raises:
+            OSError: The folder cannot be written, or its file system is too small.
+            NotOwnFileError: Another user can write to the folder.
+        """
+        self._make_folder()
+        sequences = [self._sequence(slot) for slot in range(_NUM_SLOTS)]
+        if self._kept is None:
+            self._kept = sequences.index(max(sequences))
+        slot = 1 - self._kept
+        sizes = [array.nbytes for array in arrays]
+        offsets, total = _places(len(head), sizes)
+        memory = self._mapped(slot, total)
+        sequence = np.frombuffer(memory, np.uint64, 1)
+        sequence[0] = 0
+        _HEADER.pack_into(memory, 0, 0, b"", 0, 0, 0, b"")
+        table = np.array(sizes, np.uint64).tobytes()
+        memory[_HEADER.size : _HEADER.size + len(table) + len(head)] = table + head
+        digest = _digest_of(step, table, head)
+        target = np.frombuffer(memory, np.uint8)
+        for array, offset in zip(arrays, offsets, strict=True):
+            for block in _copied(target[offset : offset + array.nbytes], array):
+                digest.update(_sum(block))
+        if not is_valid():
+            return False
+        _HEADER.pack_into(memory, 0, 0, _MAGIC, step, len(sizes), len(head), digest.digest())
+        # The sequence number is written last. A slot without a sequence number is incomplete.
+        sequence[0] = max(sequences) + 1
+        self._kept = slot
+        return True
+
+    def newest(self) -> SlotState | None:
+        """Return the newest complete state, or None if both slots are incomplete or damaged."""
+        by_sequence = sorted(range(_NUM_SLOTS), key=self._sequence, reverse=True)
+        for slot in by_sequence:
+            with contextlib.suppress(FileNotFoundError, NotOwnFileError):
+                check_own_folder(self._folder)
+                state = _state_in(np.fromfile(self._path(slot), np.uint8))
+                if state is not None:
+                    self._kept = slot
+                    return state
+        return None
+
+    def remove(self) -> None:
+        """Remove both slots, to release their memory."""
+        self._maps, self._kept = [None] * _NUM_SLOTS, None
+        for slot in range(_NUM_SLOTS):
+            with contextlib.suppress(OSError):
+                self._path(slot).unlink()
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()
+
+    def _path(self, slot: int) -> Path:
+        return self._folder / f"slot-{slot}"
+
+    def _sequence(self, slot: int) -> int:
+        """Return the sequence number of a slot, or 0 if the slot is incomplete or absent."""
+        with contextlib.suppress(OSError, struct.error), self._path(slot).open("rb") as file:
+            return int(struct.unpack("<Q", file.read(8))[0])
+        return 0
+
+    def _make_folder(self) -> None:
+        if self._maps[0] is not None or self._maps[1] is not None:
+            return
+        for folder in (self._folder.parent, self._folder):
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+            check_own_folder(folder)
+
+    def _mapped(self, slot: int, num_bytes: int) -> mmap.mmap:
+        """Return the memory of a slot, with at least ``num_bytes`` bytes."""
+        present = self._maps[slot]
+        if present is not None and len(present) >= num_bytes:
+            return present
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self._path(slot), flags, 0o600)
+        try:
+            size = max(num_bytes, os.fstat(descriptor).st_size)
+            # Without reserved memory, a write to a full file system would end the process.
+            os.posix_fallocate(descriptor, 0, size)
+            mapped = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        finally:
+            os.close(descriptor)
+        self._maps[slot] = mapped
+        return mapped
+
+
+def _places(head_bytes: int, sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Return the offset of each array in a slot, and the number of bytes of the slot."""
+    offsets, end = [], _HEADER.size + 8 * len(sizes) + head_bytes
+    for size in sizes:
+        begin = -(-end // _ALIGNMENT) * _ALIGNMENT
+        offsets.append(begin)
+        end = begin + size
+    return offsets, end
+
+
+def _state_in(content: Bytes) -> SlotState | None:
+    """Return the state in the content of a slot, or None if it is incomplete or damaged."""
+    if len(content) < _HEADER.size:
+        return None
+    sequence, magic, step, num_arrays, head_bytes, expected = _HEADER.unpack_from(content)
+    first = _HEADER.size + 8 * num_arrays
+    if sequence == 0 or magic != _MAGIC or first + head_bytes > len(content):
+        return None
+    table = content[_HEADER.size : first].tobytes()
+    head = content[first : first + head_bytes].tobytes()
+    sizes = np.frombuffer(table, np.uint64).tolist()
+    offsets, total = _places(head_bytes, sizes)
+    if total > len(content):
+        return None
+    arrays = [content[at : at + size] for at, size in zip(offsets, sizes, strict=True)]
+    digest = _digest_of(step, table, head)
+    for array in arrays:
+        for block in _blocks(array):
+            digest.update(_sum(block))
+    return SlotState(step, head, arrays) if digest.digest() == expected else None
+
+
+def _digest_of(step: int, table: bytes, head: bytes) -> Any:
+    """Return a digest of everything in a state but its arrays.
+
+    The arrays enter the digest as one sum for each block. Sums take little more time than the copy
+    alone, whereas a digest of all bytes takes ten times as long.
+    """
+    digest = hashlib.blake2b(struct.pack("<Q", step), digest_size=_DIGEST_BYTES)
+    digest.update(table)
+    digest.update(head)
+    return digest
+
+
+def _blocks(array: Bytes) -> Iterable[Bytes]:
+    for begin in range(0, len(array), _BLOCK_BYTES):
+        yield array[begin : begin + _BLOCK_BYTES]
+
+
+def _copied(target: Bytes, source: Bytes) -> Iterator[Bytes]:
+    """Copy ``source`` to ``target``, and yield each block of ``target`` after its copy."""
+    for to, given in zip(_blocks(target), _blocks(source), strict=True):
+        np.copyto(to, given)
+        yield to
+
+
+def _sum(block: Bytes) -> bytes:
+    """Return the sum of a block's 64-bit words, and the bytes after the last whole word."""
+    words = block[: len(block) // 8 * 8]
+    total: bytes = np.add.reduce(words.view(np.uint64), keepdims=True).tobytes()
+    return total + block[len(words) :].tobytes()

@@ -1,0 +1,202 @@
+"""The class MemoryCopies, which copies states of a training to memory beside the training.
+
+Parameters and optimiser state change only in a weight update. A background thread copies these
+tensors while the training already computes the next gradients. All other tensors are copied before
+``save`` returns. Before gradients are summed over the instances, the training calls
+``wait_for_copies``. Therefore no host updates its weights before all hosts hold the last state.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+import torch
+
+from popdist_py import activities
+from popdist_py.checkpoint import Checkpoint, Checkpoints
+from popdist_py.environment import CHECKPOINT_MEMORY, MEMORY_CHECKPOINTS, InstanceEnvironment
+from popdist_py.memory_slots import MemorySlots, SlotState, slots_folder
+from popdist_py.own_files.owner import NotOwnFileError
+from popdist_py.torch_states.state_parts import bytes_of, from_bytes, joined, split, to_bytes
+
+__all__ = ["MemoryCopies", "Peers", "memory_copies", "newest_state", "wait_for_copies"]
+
+# The copies that may still be running in this process.
+_unfinished: set[Future[None]] = set()
+
+
+def wait_for_copies() -> None:
+    """Wait until all states that were saved so far are complete in memory."""
+    if not _unfinished:
+        return
+    with activities.doing(activities.SAVING, "memory"):
+        for copy in list(_unfinished):
+            copy.result()
+            _unfinished.discard(copy)
+
+
+class Peers(Protocol):
+    """The calls that MemoryCopies makes to the instances of a job."""
+
+    @property
+    def instance_index(self) -> int:
+        """The index of this instance."""
+
+    def all_gather_object(self, value: object, name: str = "") -> list[Any]:
+        """Return the values of all instances, in the order of the instances."""
+
+    def broadcast_object(self, value: object, root: int = 0, name: str = "") -> Any:
+        """Return the value of the instance ``root``."""
+
+
+def memory_copies(
+    disk: str | os.PathLike[str], every: int | None, environ: Mapping[str, str]
+) -> MemoryCopies | None:
+    """Return the copies to memory for the checkpoints in the folder ``disk``.
+
+    Args:
+        disk: The folder of the checkpoints on the disk.
+        every: The number of steps between two copies. With None, the launcher's option
+            ``--memory-checkpoints`` selects 1, and otherwise there are no copies.
+        environ: The environment variables of this process.
+
+    Returns:
+        The copies; None if none were asked for, or if the launcher did not name a folder.
+
+    Raises:
+        ValueError: ``every`` is less than 1.
+    """
+    if every is not None and every < 1:
+        raise ValueError(f"memory_every={every}: a number of steps, at least 1, is expected")
+    if every is None:
+        every = 1 if environ.get(MEMORY_CHECKPOINTS) == "1" else None
+    memory = environ.get(CHECKPOINT_MEMORY)
+    if every is None or not memory:
+        return None
+    is_writer = InstanceEnvironment.from_environ(environ).local_instance_index == 0
+    return MemoryCopies(MemorySlots(slots_folder(memory, disk)), every, is_writer=is_writer)
+
+
+class MemoryCopies:
+    """The newest states of a training in memory, which the first instance of each host writes.
+
+    Args:
+        slots: The memory of the states on this host.
+        every: The number of steps between two copies.
+        is_writer: Whether this instance writes the states of its host.
+
+    Attributes:
+        every: The number of steps between two copies.
+        is_writer: Whether this instance writes the states of its host. It becomes False if the
+            memory of the host is too small.
+    """
+
+    def __init__(self, slots: MemorySlots, every: int, *, is_writer: bool) -> None:
+        self._slots = slots
+        self.every = every
+        self.is_writer = is_writer
+        # At its end, Python waits for the threads of executors, so the last state is completed.
+        self._thread = ThreadPoolExecutor(1, "popdist-memory") if is_writer else None
+        self._is_immediate = False
+
+    def save(self, step: int, state: Mapping[str, Any], live: Sequence[torch.Tensor] = ()) -> None:
+        """Copy a state to memory.
+
+        Args:
+            step: The number of training steps that are done.
+            state: Tensors and plain values in dictionaries, lists and tuples.
+            live: The tensors of the state that change only after ``wait_for_copies`` has returned.
+                The background thread copies these tensors.
+        """
+        if self._thread is None or not self.is_writer:
+            return
+        wait_for_copies()
+        tensors: list[torch.Tensor] = []
+        head = to_bytes(split(state, tensors))
+        if self._is_immediate:
+            self._write(step, head, tensors, ())
+            return
+        addresses = {tensor.data_ptr() for tensor in live}
+        kept = [each if each.data_ptr() in addresses else each.clone() for each in tensors]
+        watched = [(each, each._version) for each in kept if each.data_ptr() in addresses]
+        _unfinished.add(self._thread.submit(self._write, step, head, kept, watched))
+
+    def _write(
+        self,
+        step: int,
+        head: bytes,
+        tensors: Sequence[torch.Tensor],
+        watched: Sequence[tuple[torch.Tensor, int]],
+    ) -> None:
+        """Write a state, unless one of the ``watched`` tensors has another version afterwards."""
+        try:
+            stored = self._slots.write(
+                step,
+                head,
+                [bytes_of(each) for each in tensors],
+                lambda: all(each._version == version for each, version in watched),
+            )
+        except (OSError, NotOwnFileError) as error:
+            self.is_writer = False
+            self._slots.remove()
+            warnings.warn(
+                f"States of the training are no longer copied to memory ({error}): the training "
+                "goes on with its checkpoints on the disk only. A larger /dev/shm avoids this",
+                stacklevel=2,
+            )
+            return
+        if not stored:
+            # The program changed weights between save() and the next gradients. From now on, all
+            # tensors are copied before save() returns.
+            self._is_immediate = True
+
+    def newest(self) -> SlotState | None:
+        """Return the newest state on this host, or None if its memory has no state."""
+        wait_for_copies()
+        return self._slots.newest()
+
+
+def newest_state(
+    memory: MemoryCopies | None, files: Checkpoints, peers: Peers
+) -> tuple[int, Any] | None:
+    """Return the newest state in the memory of all hosts and on the disk of instance 0.
+
+    All instances must call the function. A host without the newest state gets it from another host.
+
+    Args:
+        memory: The states in memory; None on all instances if there are none.
+        files: The checkpoints on the disk, which only instance 0 reads.
+        peers: The instances of the job.
+
+    Returns:
+        The number of training steps that are done, and the state. A state from the disk is returned
+        as the bytes of its file. The result is None if there is no state.
+    """
+    own = None if memory is None else memory.newest()
+    steps = [-1] if memory is None else peers.all_gather_object(-1 if own is None else own.step)
+    in_memory = max(steps)
+    newer = _newer_on_disk(files, in_memory) if peers.instance_index == 0 else None
+    newer = peers.broadcast_object(newer)
+    if newer is not None:
+        return newer.step, newer.data
+    if in_memory < 0:
+        return None
+    parts = None if own is None else (own.head, own.arrays)
+    if min(steps) < in_memory:
+        root = steps.index(in_memory)
+        parts = peers.broadcast_object(parts if peers.instance_index == root else None, root)
+    assert parts is not None
+    head, arrays = parts
+    return in_memory, joined(from_bytes(head), arrays)
+
+
+def _newer_on_disk(files: Checkpoints, step: int) -> Checkpoint | None:
+    """Return the newest checkpoint on the disk, if it is newer than ``step``."""
+    if all(found <= step for found in files.steps()):
+        return None
+    latest = files.latest()
+    return latest if latest is not None and latest.step > step else None

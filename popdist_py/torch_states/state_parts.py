@@ -1,0 +1,138 @@
+"""The tensors of a state, apart from its other values, and the bytes of states without code.
+
+A state consists of tensors and plain values in dictionaries, lists and tuples. Its tensors are
+stored as they are, and only the small rest is pickled. torch.load with ``weights_only`` unpickles
+the rest, so a state cannot run code.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from popdist_py.memory_slots import Bytes
+
+__all__ = ["bytes_of", "from_bytes", "is_plain", "joined", "split", "to_bytes"]
+
+# In a state without its tensors, a tuple that begins with _TENSOR stands for a tensor.
+_TENSOR = "popdist tensor"
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.uint8),
+        *(torch.int8, torch.int16, torch.int32, torch.int64, torch.complex64, torch.complex128),
+    )
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+# torch.save stores a bytes object as text and a call of ``codecs.encode``. From torch 2.5 on,
+# torch.load permits the call of ``codecs.encode``. Versions of torch before 2.5 do not have the
+# attribute ``safe_globals``. For versions of torch without ``safe_globals``, ``add_safe_globals``
+# registers ``codecs.encode`` for torch.load.
+if not hasattr(torch.serialization, "safe_globals"):
+    torch.serialization.add_safe_globals([codecs.encode])
+
+
+def to_bytes(state: Any) -> bytes:
+    """Return a state as bytes, for ``from_bytes``."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+def from_bytes(data: bytes) -> Any:
+    """Unpickle only tensors and plain values, so that a checkpoint file cannot run code."""
+    return torch.load(io.BytesIO(data), weights_only=True)
+
+
+def is_plain(value: Any) -> bool:
+    """Tell whether a checkpoint can contain a value, without a trial.
+
+    The answer True is reliable. A value with the answer False may still be accepted.
+    """
+    kind = type(value)
+    if kind in (int, float, bool, str, type(None)):
+        return True
+    if kind in (list, tuple):
+        return all(map(is_plain, value))
+    if kind in (dict, OrderedDict):
+        return all(map(is_plain, value)) and all(map(is_plain, value.values()))
+    return kind is torch.Tensor and _is_storable(value)
+
+
+def _is_storable(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout == torch.strided
+        and tensor.device.type == "cpu"
+        and tensor.dtype in _NAMES
+        and tensor.is_contiguous()
+        and not tensor.requires_grad
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def split(state: Any, tensors: list[torch.Tensor]) -> Any:
+    """Return a state with placeholders for its tensors, and append the tensors to ``tensors``.
+
+    A tensor that cannot be stored as its bytes, such as a sparse tensor, remains in the state. Two
+    tensors that share their memory are appended once.
+    """
+    index_of: dict[Any, int] = {}
+
+    def walk(value: Any) -> Any:
+        kind = type(value)
+        if kind is torch.Tensor and _is_storable(value):
+            key = (value.data_ptr(), value.dtype, value.shape)
+            if not value.numel() or key not in index_of:
+                index_of[key] = len(tensors)
+                tensors.append(value)
+            return _TENSOR, index_of[key], _NAMES[value.dtype], *value.shape
+        if kind is dict:
+            return {name: walk(each) for name, each in value.items()}
+        if kind is OrderedDict:
+            return _ordered(value, {name: walk(each) for name, each in value.items()})
+        if kind in (list, tuple):
+            return kind(map(walk, value))
+        return value
+
+    return walk(state)
+
+
+def joined(state: Any, arrays: Sequence[Bytes]) -> Any:
+    """Return the state whose parts ``split`` returned, with tensors in the memory of ``arrays``."""
+    kind = type(state)
+    if kind is tuple and state and state[0] == _TENSOR:
+        _, index, name, *shape = state
+        array = arrays[index]
+        dtype = _DTYPES[name]
+        if not len(array):
+            return torch.empty(shape, dtype=dtype)
+        # Arrays from another instance may be read-only, which torch does not support.
+        return torch.from_numpy(array if array.flags.writeable else array.copy()).view(dtype).view(shape)
+    if kind is dict:
+        return {name: joined(each, arrays) for name, each in state.items()}
+    if kind is OrderedDict:
+        return _ordered(state, {name: joined(each, arrays) for name, each in state.items()})
+    if kind in (list, tuple):
+        return kind(joined(each, arrays) for each in state)
+    return state
+
+
+def _ordered(like: Any, items: dict[Any, Any]) -> OrderedDict[Any, Any]:
+    """Return a copy of ``like`` with other items, and with the versions of a module's state."""
+    result: Any = OrderedDict(items)
+    if hasattr(like, "_metadata"):
+        result._metadata = like._metadata
+    return result  # type: ignore[no-any-return]
+
+
+def bytes_of(tensor: torch.Tensor) -> Bytes:
+    """Return the bytes of a tensor as a flat array, which shares the tensor's memory."""
+    flat: Bytes = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return flat

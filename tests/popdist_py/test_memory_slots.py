@@ -1,0 +1,153 @@
+"""States in memory: complete or absent after a kill, refused if damaged, and bounded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from popdist_py.memory_slots import MemorySlots, slots_folder
+from popdist_py.own_files.owner import NotOwnFileError
+
+# The program writes states whose bytes all follow from the step.
+_WRITER = """
+import sys
+from pathlib import Path
+import numpy as np
+from popdist_py.memory_slots import MemorySlots
+slots, step = MemorySlots(Path(sys.argv[1])), int(sys.argv[2])
+while True:
+    step += 1
+    arrays = [np.full(size, step % 251, np.uint8) for size in (1 << 20, 13, 0, 700_001)]
+    slots.write(step, b"head %d" % step, arrays)
+    print(step, flush=True)
+"""
+
+
+def states(folder):
+    return MemorySlots(folder).newest()
+
+
+def test_the_newest_of_two_states_is_returned(tmp_path):
+    folder = tmp_path / "job" / "slots"
+    assert states(folder) is None
+    slots = MemorySlots(folder)
+    for step in (3, 4, 9, 2):
+        assert slots.write(step, b"h%d" % step, [np.full(100, step, np.uint8), np.empty(0, np.uint8)])
+        found = states(folder)
+        assert (found.step, found.head) == (step, b"h%d" % step)
+        assert [array.tolist() for array in found.arrays] == [[step] * 100, []]
+    assert sorted(path.name for path in folder.iterdir()) == ["slot-0", "slot-1"]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (folder, folder.parent)} == {0o700}
+    slots.remove()
+    assert not folder.exists()
+
+
+def test_states_may_grow_and_shrink(tmp_path):
+    slots = MemorySlots(tmp_path / "slots")
+    for step, size in enumerate((10, 1 << 20, 5, 3 << 20, 0)):
+        slots.write(step, b"", [np.full(size, step, np.uint8)])
+        found = states(tmp_path / "slots")
+        assert found.step == step
+        assert np.array_equal(found.arrays[0], np.full(size, step, np.uint8))
+
+
+def test_changed_arrays_leave_the_state_before(tmp_path):
+    slots = MemorySlots(tmp_path / "slots")
+    array = np.ones(1000, np.uint8)
+    assert slots.write(1, b"", [array])
+    assert not slots.write(2, b"", [array], lambda: False)
+    assert states(tmp_path / "slots").step == 1
+    assert slots.write(3, b"", [array])
+    assert states(tmp_path / "slots").step == 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), data=st.data())
+def test_a_changed_bit_is_refused(tmp_path_factory, place, bit, data):
+    folder = tmp_path_factory.mktemp("slots")
+    slots = MemorySlots(folder)
+    random = np.random.default_rng(data.draw(st.integers(0, 9)))
+    arrays = [random.integers(0, 256, size, np.uint8) for size in (5000, 3, 64, 300_000)]
+    slots.write(1, b"before", arrays[:1])
+    slots.write(2, b"head", arrays)
+    path = folder / "slot-0"
+    if MemorySlots(folder)._sequence(0) < MemorySlots(folder)._sequence(1):
+        path = folder / "slot-1"
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 1 << bit
+    path.write_bytes(content)
+    found = states(folder)
+    # A changed bit between two arrays, or in the sequence number, does not change the state.
+    assert found.step in (1, 2)
+    if found.step == 2:
+        assert found.head == b"head"
+        assert all(map(np.array_equal, found.arrays, arrays))
+
+
+@pytest.mark.parametrize("length", [0, 7, 30, 63, 64, 200, 4000])
+def test_a_short_file_is_refused(tmp_path, length):
+    slots = MemorySlots(tmp_path)
+    slots.write(1, b"head", [np.ones(5000, np.uint8)])
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:length])
+    assert states(tmp_path) is None
+
+
+def test_a_kill_at_any_moment_leaves_a_complete_state(tmp_path):
+    """After each kill -9, the newest state is the last reported one or the one after it."""
+    random = np.random.default_rng(int.from_bytes(os.urandom(4)))
+    step = 0
+    for _ in range(12):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", _WRITER, str(tmp_path / "slots"), str(step)],
+            stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        )  # fmt: skip
+        writer.stdout.readline()
+        time.sleep(random.uniform(0, 0.02))
+        writer.send_signal(signal.SIGKILL)
+        reported = [int(line) for line in writer.stdout.read().split()]
+        writer.stdout.close()
+        writer.wait()
+        found = states(tmp_path / "slots")
+        last = reported[-1] if reported else step + 1
+        assert found.step in (last, last + 1)
+        assert found.head == b"head %d" % found.step
+        assert [len(array) for array in found.arrays] == [1 << 20, 13, 0, 700_001]
+        assert all((array == found.step % 251).all() for array in found.arrays)
+        step = found.step
+
+
+def test_a_restarted_writer_keeps_the_state_that_it_loaded(tmp_path):
+    slots = MemorySlots(tmp_path)
+    for step in (1, 2):
+        slots.write(step, b"", [np.full(5000, step, np.uint8)])
+    newest = max(tmp_path.iterdir(), key=lambda path: path.read_bytes()[:8])
+    newest.write_bytes(newest.read_bytes()[:-1] + b"\xff")
+    again = MemorySlots(tmp_path)
+    assert again.newest().step == 1
+    again.write(2, b"", [np.full(5000, 7, np.uint8)], lambda: False)
+    assert states(tmp_path).step == 1
+
+
+def test_folders_of_others_are_refused(tmp_path):
+    tmp_path.chmod(0o777)
+    with pytest.raises(NotOwnFileError):
+        MemorySlots(tmp_path / "slots").write(1, b"", [])
+    tmp_path.chmod(0o700)
+
+
+def test_each_folder_on_disk_has_its_own_slots(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert slots_folder("/m", "a") == slots_folder("/m", tmp_path / "a")
+    assert slots_folder("/m", "a") != slots_folder("/m", "b")

@@ -1,0 +1,203 @@
+"""States of PopTorch's trainings in memory: the same values as on the disk, and the same results."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from popdist_py import heartbeat, poptorch
+from popdist_py.checkpoint import Checkpoints
+from popdist_py.environment import CHECKPOINT_MEMORY, MEMORY_CHECKPOINTS
+from popdist_py.memory_slots import MemorySlots, slots_folder
+from popdist_py.poptorch.checkpoint import TrainingCheckpoints
+from popdist_py.torch_states.memory_copies import wait_for_copies
+
+
+class Net(torch.nn.Module):
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3),
+            torch.nn.ReLU(), torch.nn.Linear(8, 3),
+        ).to(dtype)  # fmt: skip
+
+    def forward(self, inputs, labels):
+        return torch.nn.functional.cross_entropy(self.layers(inputs), labels)
+
+
+def sgd(parameters):
+    return poptorch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def adamw(parameters):
+    return poptorch.optim.AdamW(parameters, lr=0.01, loss_scaling=4.0)
+
+
+def training(make_optimizer=sgd, replicas=2, module=None, change=lambda options: None):
+    options = poptorch.Options().showCompilationProgressBar(False)
+    options.replicationFactor(replicas)
+    options.randomSeed(3)
+    change(options)
+    net = module or Net()
+    return poptorch.trainingModel(net, options, make_optimizer(net.parameters()))
+
+
+def batch(step, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(step)
+    inputs = torch.randn(8, 4, generator=generator).to(dtype)
+    return inputs, torch.randint(3, (8,), generator=generator)
+
+
+@pytest.fixture
+def memory(tmp_path, monkeypatch):
+    folder = tmp_path / "memory"
+    monkeypatch.setenv(CHECKPOINT_MEMORY, str(folder))
+    monkeypatch.setenv(MEMORY_CHECKPOINTS, "1")
+    return folder
+
+
+def same(first, second):
+    if isinstance(first, torch.Tensor):
+        return first.dtype == second.dtype and torch.equal(first, second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(first[k], second[k]) for k in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    return first == second
+
+
+def loss_scaled(options):
+    options.Training.setAutomaticLossScaling(True)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "change"), [(sgd, lambda _: None), (adamw, lambda _: None), (sgd, loss_scaled)]
+)
+def test_live_states_are_the_states(optimizer, change):
+    model = training(optimizer, change=change)
+    for step in range(3):
+        model(*batch(step))
+    own, (shared, live) = model.live_instance_state(), model.live_training_state()
+    assert model._weights.device_is_newer  # nothing was copied to the host
+    assert len(live) >= 8
+    shared = {**shared, "model": {k: v.clone() for k, v in shared["model"].items()}}
+    assert same(shared, model.training_state())
+    assert same(own, model.instance_state())
+
+
+def test_a_resumed_training_ends_with_the_same_bits(tmp_path, memory):
+    def run(first, last, folder):
+        model = training(adamw)
+        checkpoints = TrainingCheckpoints(folder, model, disk_every=100)
+        step, extra = checkpoints.resume()
+        assert step == first
+        assert extra == ({"note": [first]} if first else {})
+        losses = []
+        for number in range(step, last):
+            losses.append(model(*batch(number)))
+            checkpoints.save(number + 1, {"note": [number + 1]})
+        wait_for_copies()
+        return losses, model.state_dict()
+
+    whole, weights = run(0, 6, tmp_path / "whole")
+    before, _ = run(0, 3, tmp_path / "parts")
+    after, resumed = run(3, 6, tmp_path / "parts")
+    assert same(whole, before + after)
+    assert same(dict(weights), dict(resumed))
+    assert not (tmp_path / "parts").exists()
+    assert len(list(memory.iterdir())) == 2
+
+
+def test_states_during_the_next_step_are_those_of_their_step(tmp_path, memory):
+    """The optimiser must not change tensors while they are copied."""
+    model = training(adamw)
+    checkpoints = TrainingCheckpoints(tmp_path / "disk", model, disk_every=100)
+    slots = MemorySlots(slots_folder(str(memory), tmp_path / "disk"))
+    write = checkpoints._memory._slots.write
+
+    def slowly(*args):
+        import time
+
+        time.sleep(0.05)
+        return write(*args)
+
+    checkpoints._memory._slots.write = slowly
+    model(*batch(0))
+    weights = {k: v.clone() for k, v in model.state_dict().items()}
+    for step in range(1, 4):
+        checkpoints.save(step)
+        model(*batch(step))
+        found = slots.newest()
+        assert found.step == step
+        again = training(adamw)
+        resumed = TrainingCheckpoints(tmp_path / "disk", again)
+        assert resumed.resume()[0] == step
+        assert same(weights, dict(again.state_dict()))
+        weights = {k: v.clone() for k, v in model.state_dict().items()}
+
+
+def test_the_newer_of_memory_and_disk_is_resumed(tmp_path, memory):
+    model = training()
+    checkpoints = TrainingCheckpoints(tmp_path / "disk", model, disk_every=2)
+    for step in range(1, 6):
+        model(*batch(step))
+        checkpoints.save(step)
+    assert Checkpoints(tmp_path / "disk").steps() == [4, 2]
+    assert TrainingCheckpoints(tmp_path / "disk", training()).resume()[0] == 5
+    for path in memory.rglob("slot-*"):
+        path.write_bytes(b"damaged" * 100)
+    assert TrainingCheckpoints(tmp_path / "disk", training()).resume()[0] == 4
+
+
+def test_a_stop_is_saved_on_the_disk(tmp_path, monkeypatch):
+    model = training()
+    checkpoints = TrainingCheckpoints(tmp_path / "disk", model, disk_every=100)
+    model(*batch(0))
+    checkpoints.save(1)
+    assert not (tmp_path / "disk").exists()
+    monkeypatch.setattr(heartbeat, "_is_stopping", True)
+    checkpoints.save(2)
+    assert Checkpoints(tmp_path / "disk").steps() == [2]
+
+
+def test_without_a_launcher_nothing_is_in_memory(tmp_path, monkeypatch):
+    monkeypatch.delenv(CHECKPOINT_MEMORY, raising=False)
+    checkpoints = TrainingCheckpoints(tmp_path, training(), memory_every=1)
+    assert checkpoints._memory is None
+
+
+def test_a_job_without_the_option_has_nothing_in_memory(tmp_path, memory, monkeypatch):
+    monkeypatch.delenv(MEMORY_CHECKPOINTS)
+    model = training()
+    model(*batch(0))
+    TrainingCheckpoints(tmp_path / "disk", model).save(1)
+    assert not memory.exists()
+    TrainingCheckpoints(tmp_path / "disk", model, memory_every=1).save(1)
+    assert memory.exists()
+
+
+def test_too_little_memory_is_a_warning(tmp_path, memory, monkeypatch):
+    model = training()
+    checkpoints = TrainingCheckpoints(tmp_path / "disk", model)
+    model(*batch(0))
+    checkpoints.save(1)
+    wait_for_copies()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    checkpoints._memory._slots._maps = [None, None]
+    with pytest.warns(UserWarning, match="no longer copied to memory .*No space left"):
+        checkpoints.save(2)
+        wait_for_copies()
+    assert not list(memory.iterdir())
+    checkpoints.save(3)
+    assert TrainingCheckpoints(tmp_path / "disk", training()).resume()[0] == 3
+
+
+@pytest.mark.parametrize("numbers", [{"memory_every": 0}, {"disk_every": 0}])
+def test_wrong_numbers_of_steps_are_refused(tmp_path, numbers):
+    with pytest.raises(ValueError, match="=0: .*at least 1"):
+        TrainingCheckpoints(tmp_path, training(), **numbers)
