@@ -61,7 +61,7 @@ def slots_folder(memory: str, disk: str | os.PathLike[str]) -> Path:
 
     A job can train several models, each with another folder of checkpoints.
     """
-    path = os.path.abspath(disk)
+    path = Path(disk).resolve()
     return Path(memory, hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest())
 
 

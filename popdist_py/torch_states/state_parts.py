@@ -114,7 +114,11 @@ def joined(state: Any, arrays: Sequence[Bytes]) -> Any:
         if not len(array):
             return torch.empty(shape, dtype=dtype)
         # Arrays from another instance may be read-only, which torch does not support.
-        return torch.from_numpy(array if array.flags.writeable else array.copy()).view(dtype).view(shape)
+        return (
+            torch.from_numpy(array if array.flags.writeable else array.copy())
+            .view(dtype)
+            .view(shape)
+        )
     if kind is dict:
         return {name: joined(each, arrays) for name, each in state.items()}
     if kind is OrderedDict:

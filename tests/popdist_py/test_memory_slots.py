@@ -42,7 +42,9 @@ def test_the_newest_of_two_states_is_returned(tmp_path):
     assert states(folder) is None
     slots = MemorySlots(folder)
     for step in (3, 4, 9, 2):
-        assert slots.write(step, b"h%d" % step, [np.full(100, step, np.uint8), np.empty(0, np.uint8)])
+        assert slots.write(
+            step, b"h%d" % step, [np.full(100, step, np.uint8), np.empty(0, np.uint8)]
+        )
         found = states(folder)
         assert (found.step, found.head) == (step, b"h%d" % step)
         assert [array.tolist() for array in found.arrays] == [[step] * 100, []]

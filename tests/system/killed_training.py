@@ -60,7 +60,7 @@ def main(folder, pause=0.0):
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5)
     training = poptorch.trainingModel(model, options, optimizer=optimizer)
     loader = poptorch.DataLoader(options, Noisy(), batch_size=3, shuffle=True)
-    checkpoints = TrainingCheckpoints(folder, training, loader, keep=2)
+    checkpoints = TrainingCheckpoints(folder, training, loader, keep=2, disk_every=EVERY)
     step, extra = checkpoints.resume()
     if extra:
         schedule.load_state_dict(extra["schedule"])
@@ -73,8 +73,7 @@ def main(folder, pause=0.0):
             training.setOptimizer(optimizer)
             step += 1
             stop = popdist_py.stopRequested()
-            if stop or step % EVERY == 0:
-                checkpoints.save(step, {"schedule": schedule.state_dict()})
+            checkpoints.save(step, {"schedule": schedule.state_dict()})
             if stop:
                 print("stopped at", step, flush=True)
                 sys.exit(popdist_py.RESUME_EXIT_CODE)

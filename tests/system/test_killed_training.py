@@ -102,6 +102,15 @@ def test_restarts_by_the_launcher_go_on_to_the_bit(poprun, warm, tmp_path, undis
     assert digests(done.stdout) == undisturbed
 
 
+def test_a_restart_from_memory_goes_on_to_the_bit(poprun, warm, tmp_path, undisturbed):
+    words = ("--memory-checkpoints", "--max-restarts", "1")
+    env = {"DIE_ONCE_AT": "1:9"}
+    done = poprun(*TWO, *words, *warm, TRAINING, tmp_path / "c", env=env, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "resumed at 9" in done.stdout
+    assert digests(done.stdout) == undisturbed
+
+
 @pytest.mark.sweep
 def test_preempted_training_goes_on_to_the_bit(poprun, warm, tmp_path, undisturbed):
     # Not a forked one: the library has to get the signals.
