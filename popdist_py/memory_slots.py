@@ -200,7 +200,9 @@ def _state_in(content: Bytes) -> SlotState | None:
     """Return the state in the content of a slot, or None if it is incomplete or damaged."""
     if len(content) < _HEADER.size:
         return None
-    sequence, magic, step, num_arrays, head_bytes, expected = _HEADER.unpack_from(content)
+    sequence, magic, step, num_arrays, head_bytes, expected = _HEADER.unpack(
+        content[: _HEADER.size].tobytes()
+    )
     first = _HEADER.size + 8 * num_arrays
     if sequence == 0 or magic != _MAGIC or first + head_bytes > len(content):
         return None
