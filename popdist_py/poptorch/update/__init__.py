@@ -4,5 +4,5 @@ The gradients of all replicas are reduced once per accumulation window (the micr
 two weight updates), before the optimiser step.
 No module here runs a forward pass.
 May call: compressed, weights, optim, optimizer_state, enums, logger, errors, and the library's
-collectives and activities.
+collectives, torch_states and activities.
 """

@@ -25,7 +25,7 @@ KNOWN = {
     "popdist_py/poptorch/model/saved_model.py": ["torch.load(source, weights_only=False)"],
     "poprun_py/python_api/functions/packed_file.py": ["pickle.loads(self._stream"],
     # Tensors and plain values alone.
-    "popdist_py/poptorch/checkpoint.py": ["torch.load(io.BytesIO(data), weights_only=True)"],
+    "popdist_py/torch_states/state_parts.py": ["torch.load(io.BytesIO(data), weights_only=True)"],
     # A pipe or a pair of sockets between a process and its child, without a name.
     "popdist_py/poptorch/data/loader_messages.py": ["pickle.loads(self._connection.recv_bytes())"],
     "popdist_py/poptorch/data/shared_file_pickle.py": ["pickle.loads(pickled, buffers=buffers)"],
