@@ -86,7 +86,9 @@ def ipus_of_pod() -> int | None:
 def init() -> None:
     """Join the other instances of the job; a second call does nothing.
 
-    MPI is started only if the launcher has started several instances. After this call, an uncaught
+    MPI is started only if the launcher has started several instances, and not in a job with
+    checkpoints in memory (``--memory-checkpoints``), whose restarts are faster without MPI. After
+    this call, an uncaught
     exception ends the whole job, so that the other instances do not wait in a collective for ever.
 
     Raises:
@@ -127,7 +129,22 @@ def _warn_of_other_processes() -> None:
 
 
 def _join(instance: InstanceEnvironment) -> Communicator:
-    """Connect to the other instances, and compare MPI's rank and size with the launcher's."""
+    """Connect to the other instances, over sockets or over MPI."""
+    require_package("numpy", "popdist_py.init()")
+    from popdist_py.collectives.between_hosts.socket_meeting import address_of_relay, connect_job
+
+    settings = CollectiveSettings.from_environ(os.environ)
+    address = address_of_relay(os.environ, instance)
+    if address is not None:
+        # The import comes first, because it takes long and the other instances would wait for it.
+        from popdist_py.collectives.communicators.join import join_job
+
+        return join_job(settings, connect_job(address, instance, settings, os.environ))
+    return _join_over_mpi(instance, settings)
+
+
+def _join_over_mpi(instance: InstanceEnvironment, settings: CollectiveSettings) -> Communicator:
+    """Start MPI, and compare MPI's rank and size with the launcher's."""
     if _HYDRA in os.environ:
         # An instance that ends with an error must not wait for other instances in MPICH's
         # MPI_Finalize.
@@ -136,12 +153,11 @@ def _join(instance: InstanceEnvironment) -> Communicator:
         mpi4py.rc.finalize = False
     from popdist_py.collectives.between_hosts.mpi_start import start_mpi
 
-    require_package("numpy", "popdist_py.init()")
     start_mpi(instance.num_local_instances)
     from popdist_py.collectives.communicators.join import join_job
     from popdist_py.errors import WireError
 
-    world = join_job(CollectiveSettings.from_environ(os.environ))
+    world = join_job(settings)
     if (world.instance_index, world.num_instances) != (
         instance.instance_index,
         instance.num_instances,

@@ -74,6 +74,10 @@ CHECKPOINT_MEMORY = "POPDIST_CHECKPOINT_MEMORY"
 # to the folder in memory, unless the program chooses another interval.
 MEMORY_CHECKPOINTS = "POPDIST_MEMORY_CHECKPOINTS"
 
+# The TCP port at which instance 0 accepts the other instances in a job that has several hosts and
+# does not start MPI. The address is torchrun's MASTER_ADDR.
+MEETING_PORT = "POPDIST_MEETING_PORT"
+
 # The path of the pipe through which a program asks its wrapper for a terminal for the debugger.
 # DEBUGGER is set only if the launcher has a keyboard.
 DEBUGGER = "POPDIST_DEBUGGER"
@@ -136,6 +140,7 @@ INSTANCE_VARIABLES = frozenset(
         MPI_NETWORK,
         NETWORK,
         SECRET,
+        MEETING_PORT,
         DEBUGGER,
         SDK_COMMAND,
         SDK_NAMES,

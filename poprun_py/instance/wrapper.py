@@ -95,8 +95,15 @@ def _send_hello(channel: LauncherChannel, token: str) -> None:
 
 
 def _ports() -> dict[str, int]:
-    """Return the port that instance 0 offers to the programs of all instances."""
-    return {"port": launcher_channel.free_port()} if program_environment.rank() == 0 else {}
+    """Return the ports that instance 0 offers to the programs of all instances.
+
+    In a job with several hosts, ``meeting_port`` is for programs that connect without MPI.
+    """
+    if program_environment.rank() != 0:
+        return {}
+    has_hosts = os.environ.get("POPRUN_CONTROL", "").startswith("tcp:")
+    names = ("port", "meeting_port") if has_hosts else ("port",)
+    return {name: launcher_channel.free_port() for name in names}
 
 
 class Wrapper:

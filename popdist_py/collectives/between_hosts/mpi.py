@@ -47,7 +47,7 @@ _Transfer: TypeAlias = tuple[list[MPI.Request], Callable[[], None]]
 
 
 class MpiMeeting:
-    """The processes of an MPI communicator; satisfies ``popdist_py.collectives.Meeting``.
+    """The processes of an MPI communicator; satisfies the protocol ``JobMeeting``.
 
     Args:
         comm: The communicator of the processes. No other code may use this communicator.
@@ -120,6 +120,11 @@ class MpiMeeting:
             for message in filter(None, messages.values()):  # messages of missing ranks
                 message.Cancel()
                 message.Free()
+
+    @property
+    def own_mesh(self) -> Callable[[MpiMeeting], MpiMesh]:
+        """The function that makes a mesh over MPI between the processes of an MpiMeeting."""
+        return MpiMeeting.mesh
 
     def mesh(self) -> MpiMesh:
         """Return a mesh over MPI between these processes, which must all call this method."""

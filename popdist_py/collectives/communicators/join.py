@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from popdist_py.collectives.between_hosts.mesh import Mesh
 from popdist_py.collectives.between_hosts.tcp_connect import connect
@@ -30,7 +30,7 @@ from popdist_py.collectives.within_host.shared_window import Window, WindowError
 from popdist_py.environment import NETWORK, CollectiveSettings
 from popdist_py.errors import PopdistError
 
-__all__ = ["join", "join_group", "join_job", "place_of_this_process"]
+__all__ = ["JobMeeting", "join", "join_group", "join_job", "place_of_this_process"]
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # A function that connects the processes of a Meeting and returns the mesh between them. All
@@ -49,17 +49,44 @@ _MPI_BETWEEN_HOSTS = (
 )
 
 
-def join_job(settings: CollectiveSettings) -> Communicator:
-    """Connect all instances of the job over MPI. All instances must call this function.
+@runtime_checkable
+class JobMeeting(Meeting, Protocol):
+    """A Meeting of all instances of the job, which can also connect some instances alone."""
 
-    The communicator uses a duplicate of MPI's COMM_WORLD. So its messages never mix with the
-    messages of a program that uses mpi4py itself.
+    @property
+    def own_mesh(self) -> OwnMesh | None:
+        """A function that makes a mesh over this transport; None if it cannot send arrays."""
+
+    def group(self, ranks: Sequence[int], limits: WaitLimits, call: object) -> Meeting:
+        """Return a Meeting of the given ranks. Only these ranks call this method, once.
+
+        Args:
+            ranks: The ranks in this Meeting.
+            limits: The time limits of waits.
+            call: The name of the call that waits, for error messages.
+
+        Raises:
+            InstanceLostError: A rank did not call this method in time.
+        """
+
+
+def join_job(settings: CollectiveSettings, meeting: JobMeeting | None = None) -> Communicator:
+    """Connect all instances of the job. All instances must call this function.
+
+    Args:
+        settings: The settings of the user.
+        meeting: All instances of the job, which can exchange small values already; None to connect
+            them over MPI.
     """
-    from mpi4py import MPI
+    if meeting is None:
+        from mpi4py import MPI
 
-    from popdist_py.collectives.between_hosts.mpi import MpiMeeting
+        from popdist_py.collectives.between_hosts.mpi import MpiMeeting
 
-    return join(MpiMeeting(MPI.COMM_WORLD.Dup()), settings, own_mesh=MpiMeeting.mesh)
+        # The communicator uses a duplicate of MPI's COMM_WORLD. So its messages never mix with the
+        # messages of a program that uses mpi4py itself.
+        meeting = MpiMeeting(MPI.COMM_WORLD.Dup())
+    return join(meeting, settings, own_mesh=meeting.own_mesh)
 
 
 def join_group(
@@ -77,17 +104,15 @@ def join_group(
     """
     if len(instances) == 1:
         return SoloCommunicator(instances)
-    from popdist_py.collectives.between_hosts.mpi import MpiMeeting
-
     assert isinstance(job, GroupCommunicator)
-    assert isinstance(job.meeting, MpiMeeting)
+    assert isinstance(job.meeting, JobMeeting)
     call = f"execute_on_instances({set(instances)})"
     meeting = job.meeting.group(instances, WaitLimits(settings.hang_timeout), call)
     names = Names(numbers=tuple(instances), shows_index=False)
     return join(
         meeting,
         settings,
-        own_mesh=MpiMeeting.mesh,
+        own_mesh=job.meeting.own_mesh,
         limits=WaitLimits(settings.hang_timeout, names),
         instances=instances,
         tries_tcp=job.links_use_tcp,

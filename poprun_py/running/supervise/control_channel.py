@@ -46,6 +46,8 @@ class Peer:
         host: The name of the instance's host, as the host itself reports its name.
         pid: The process id of the instance's wrapper.
         port: The free port that the instance's host offers to the programs as ``MASTER_PORT``.
+        meeting_port: Another free port, at which instance 0 accepts the other instances if the
+            job does not start MPI; 0 in a job with one host.
         clock_offset_ns: The nanoseconds to add to the clock of the instance's host to get the time
             of the launcher's host.
         started: The wrapper's report that the program has started; empty before the report arrives.
@@ -60,6 +62,7 @@ class Peer:
     host: str
     pid: int
     port: int = 0
+    meeting_port: int = 0
     clock_offset_ns: int = 0
     started: dict[str, Any] = field(default_factory=dict)
     program_end: dict[str, Any] | None = None
@@ -76,6 +79,7 @@ class Hello:
         token: The secret of the control channel. This module checks the token only on a Unix
             socket.
         port: A free port on the wrapper's host for the programs; 0 if the frame has no port.
+        meeting_port: Another free port; 0 if the frame has none.
         time_ns: The time on the clock of the wrapper's host; 0 if the frame has no time.
     """
 
@@ -84,6 +88,7 @@ class Hello:
     host: str
     token: str = ""
     port: int = 0
+    meeting_port: int = 0
     time_ns: int = 0
 
 
@@ -97,7 +102,8 @@ def parse_hello(kind: bytes, payload: bytes) -> Hello:
         value = json.loads(payload)
     except RecursionError:
         raise ValueError("the JSON value nests too deeply") from None
-    types = {"rank": int, "pid": int, "host": str, "token": str, "port": int, "time_ns": int}
+    numbers = ("rank", "pid", "port", "meeting_port", "time_ns")
+    types = {"host": str, "token": str, **dict.fromkeys(numbers, int)}
     if (
         kind != control_protocol.HELLO
         or not isinstance(value, dict)
@@ -159,12 +165,14 @@ class ControlChannel:
         """Ask every wrapper for another program, whose events ``events`` handles from now on."""
         self._events, self._paused = events, False
         for index, peer in self.peers.items():
+            ports = peer.instance_end or {}
             self.peers[index] = Peer(
                 index=index,
                 connection=peer.connection,
                 host=peer.host,
                 pid=peer.pid,
-                port=(peer.instance_end or {}).get("port", 0),
+                port=ports.get("port", 0),
+                meeting_port=ports.get("meeting_port", 0),
                 clock_offset_ns=peer.clock_offset_ns,
             )
             self._watch(self.peers[index])
@@ -358,6 +366,7 @@ class ControlChannel:
             host=hello.host,
             pid=hello.pid,
             port=hello.port,
+            meeting_port=hello.meeting_port,
             clock_offset_ns=time.time_ns() - hello.time_ns if not is_local and hello.time_ns else 0,
         )
 

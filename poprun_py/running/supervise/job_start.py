@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from popdist_py.environment import CALL, CHECKPOINT_MEMORY, MPI_NETWORK
+from popdist_py.environment import CALL, CHECKPOINT_MEMORY, MEETING_PORT, MPI_NETWORK
 from popdist_py.errors import counted
 from poprun_py.errors import StartError
 from poprun_py.instance import control_protocol, process_control
@@ -253,9 +253,11 @@ class ProgramStart:
 
     def _start(self) -> None:
         peers, hosts, files = self._control.peers, self._job.hosts, self._job.files
-        port = str(peers[0].port)
+        ports = {"MASTER_PORT": str(peers[0].port)}
+        if peers[0].meeting_port:
+            ports[MEETING_PORT] = str(peers[0].meeting_port)
         for index, peer in peers.items():
-            variables = {"MASTER_PORT": port, **self._job.command.variables[index]}
+            variables = {**ports, **self._job.command.variables[index]}
             if hosts.listen is None and hosts.network is not None:
                 variables[MPI_NETWORK] = hosts.network
             if files.checkpoint_memory is not None:

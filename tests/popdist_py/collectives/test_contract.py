@@ -25,17 +25,26 @@ class Way:
 
 
 IN_SHARED_MEMORY = Way("")
+WITHOUT_MPI = Way("POPDIST_MEMORY_CHECKPOINTS=1")
 THROUGH_SLOTS = Way("TEST_WITHOUT_READING=1")
 MPI = Way("POPDIST_SHARED_MEMORY=0,TEST_SMALL_MESSAGES=1", mesh="MpiMesh")
 JOBS = {
     "solo": (1, [Way("", "SoloCommunicator")]),
     "two instances": (
-        2, [IN_SHARED_MEMORY, THROUGH_SLOTS, Way("TEST_NUM_HOSTS=2", mesh="TcpMesh", owners=2)]
+        2,
+        [
+            IN_SHARED_MEMORY,
+            WITHOUT_MPI,
+            THROUGH_SLOTS,
+            Way("TEST_NUM_HOSTS=2", mesh="TcpMesh", owners=2),
+        ],
     ),
     "three instances": (
         3,
         [
             IN_SHARED_MEMORY,
+            WITHOUT_MPI,
+            Way("POPDIST_MEMORY_CHECKPOINTS=1,POPDIST_SHARED_MEMORY=0", mesh="TcpMesh"),
             THROUGH_SLOTS,
             MPI,
             Way("TEST_NUM_HOSTS=2,TEST_WITHOUT_SOCKETS=1,TEST_WITHOUT_READING=1", mesh="MpiMesh",

@@ -137,7 +137,7 @@ class Channel:
             self.sent.append((index, next(frames)[:1]))
 
         connection = SimpleNamespace(send_parts=send_parts)
-        return SimpleNamespace(index=index, host="b", port=7, connection=connection)
+        return SimpleNamespace(index=index, host="b", port=7, meeting_port=8, connection=connection)
 
     def send_to(self, index, kind, value):
         self.sent.append((index, kind))
@@ -192,7 +192,8 @@ def test_programs_start_when_all_hosts_have_taken_leases_and_stored_the_file(sta
     assert (started, shutdown.ended) == ([1], [])
     # A wrapper on another host chooses the other paths itself.
     sent = channel.values[1]
-    assert sent["variables"] == {"MASTER_PORT": "7", "POPDIST_CALL": "/tmp/call"}
+    ports = {"MASTER_PORT": "7", "POPDIST_MEETING_PORT": "8"}
+    assert sent["variables"] == {**ports, "POPDIST_CALL": "/tmp/call"}
     assert sent["files"] == {"POPDIST_RUN_FILES": ""}
 
 
