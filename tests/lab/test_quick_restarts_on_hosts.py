@@ -1,0 +1,62 @@
+"""Jobs of several hosts with --memory-checkpoints: their wrappers and states over a restart."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from support.processes import wait_until
+
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(200)]
+
+# Instance 1 of the first attempt is killed; the second attempt ends when "go" is there.
+PROGRAM = """
+import os, signal, time
+from pathlib import Path
+from popdist_py import heartbeat
+attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+states = Path(os.environ["POPDIST_CHECKPOINT_MEMORY"])
+before = sorted(path.name for path in states.glob("*"))
+states.mkdir(mode=0o700, exist_ok=True)
+(states / attempt).touch()
+heartbeat.step()
+print(rank, os.getppid(), states, before, flush=True)
+folder = Path(__file__).parent
+(folder / f"{attempt}-{rank}").touch()
+while len(list(folder.glob(f"{attempt}-*"))) < 2:
+    time.sleep(0.01)
+if attempt == "0":
+    if rank == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+while not (folder / "go").exists():
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("how", ["end", "launcher killed"])
+def test_wrappers_of_other_hosts_run_the_next_attempt_and_remove_the_states(lab, tmp_path, how):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    job = lab[0].start(
+        *(sys.executable, "-m", "poprun_py", "--host", lab.names(), "--num-instances", "2"),
+        *("--output", "plain", "--memory-checkpoints", "--max-restarts", "1", program),
+    )
+    lines = [job.stdout.readline().split(maxsplit=3) for _ in range(4)]
+    assert all(len(line) == 4 for line in lines), job.communicate()
+    first, second = sorted(lines[:2]), sorted(lines[2:])
+    assert [line[1] for line in first] == [line[1] for line in second]
+    assert [line[3] for line in second] == ["['0']\n"] * 2
+    folder = second[0][2]
+    assert all(has(host, folder) for host in lab.hosts)
+    if how == "end":
+        (tmp_path / "go").touch()
+    else:
+        launcher = lab[0].run("pgrep", "-f", "m poprun_py --host").stdout.split()
+        lab[0].run("kill", "-KILL", *launcher)
+    job.communicate(timeout=60)
+    wait_until(lambda: not any(has(host, folder) for host in lab.hosts), 30)
+
+
+def has(host, folder):
+    return host.run("test", "-d", folder).returncode == 0
