@@ -83,6 +83,10 @@ class Attempts:
     _parent: int = field(default_factory=os.getppid, init=False)
     _states: CheckpointMemory = field(default_factory=CheckpointMemory, init=False)
     _processes: JobProcesses = field(default_factory=JobProcesses, init=False)
+    # The result of the last attempt and the time of its end, and the last step of all attempts.
+    _failed: LaunchResult | None = field(default=None, init=False)
+    _ended_at: float = field(default=0.0, init=False)
+    _reached_step: int = field(default=0, init=False)
     # The number of pauses since the last attempt after which the job was restarted without a pause.
     _num_pauses: int = field(default=0, init=False)
     _stdin_position: int | None = field(default_factory=stdin_position, init=False)
@@ -128,6 +132,7 @@ class Attempts:
             check_binding(planned, reports, self.console.binding, self.console.warn)
             self.record.prepare_page()
 
+        began = time.monotonic()
         result = supervise(
             job,
             log=self.console.log,
@@ -137,9 +142,23 @@ class Attempts:
             restart_after=lambda result: self._restart_after(result, count + 1),
             processes=self._processes,
         )
+        self._note_restart(result, count, began)
         self.record.end(result)
         self._began += result.paused_seconds
         return replace(result, restart_count=count)
+
+    def _note_restart(self, result: LaunchResult, count: int, began: float) -> None:
+        """Report what the restart before the attempt that began at ``began`` has cost."""
+        if self._failed is not None:
+            from poprun_py.launching.restart_costs import restart_cost
+
+            pause_seconds = began - self._ended_at
+            cost = restart_cost(self._failed, pause_seconds, result, self._reached_step)
+            if cost is not None:
+                self.console.tell(f"restart {count} {cost.text}")
+                self.record.note_restart(cost)
+        self._reached_step = max(self._reached_step, result.last_step or 0)
+        self._failed, self._ended_at = result, time.monotonic()
 
     def _restart_after(self, result: LaunchResult, restart: int) -> Restart:
         """Return how the job is restarted after ``result``, by restart number ``restart``."""

@@ -20,7 +20,7 @@ import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from popdist_py.atomic_file import write_whole
 from popdist_py.environment import RESUME_EXIT_CODE, RUN_ID
@@ -43,6 +43,9 @@ from poprun_py.running.supervise.launch_result import (
     describe,
 )
 from poprun_py.running.watch.job_view import NO_STEPS
+
+if TYPE_CHECKING:
+    from poprun_py.launching.restart_costs import RestartCost
 
 _REPORT = "report.json"
 _ATTEMPT = re.compile(r"attempt-(\d+)")
@@ -266,6 +269,10 @@ class RunFolder:
             write_whole(folder / "plan.json", json.dumps(document, indent=2) + "\n")
         except OSError as error:
             self.trouble = f"{folder} has no plan: {error.strerror}"
+
+    def note_restart(self, cost: RestartCost) -> None:
+        """Note the cost of the restart before the current attempt, for the attempt's end."""
+        self._attempts[-1]["restart"] = cost.to_json()
 
     def end_attempt(self, result: LaunchResult) -> None:
         """Write the result of the current attempt into report.json."""

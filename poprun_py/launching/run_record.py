@@ -29,6 +29,7 @@ from poprun_py.terminal import Console, command_name
 # Only launches with a run folder or with metrics import these modules at run time.
 if TYPE_CHECKING:
     from poprun_py.launching.job_metrics import JobMetrics
+    from poprun_py.launching.restart_costs import RestartCost
     from poprun_py.launching.run_folder import RunFolder
     from poprun_py.running.attempt_files import FileRecorder
     from poprun_py.running.watch.records import Recorder
@@ -163,6 +164,11 @@ class RunRecord:
             from poprun_py.past_runs.pages.run_page import prepare_page
 
             prepare_page()
+
+    def note_restart(self, cost: RestartCost) -> None:
+        """Record what the restart before the current attempt has cost."""
+        if self._folder is not None:
+            self._folder.note_restart(cost)
 
     def end(self, result: LaunchResult) -> None:
         """Record the result of the attempt that has just ended."""

@@ -111,10 +111,13 @@ def test_the_next_attempt_has_the_same_wrappers_states_and_environment(start, tm
         assert changed == CHANGING
     states = Path(note(1, 0)["states"])
     assert states.is_dir()
-    assert "restart 1 of 1 at once" in end(job, tmp_path)
+    stderr = end(job, tmp_path)
+    assert "restart 1 of 1 at once" in stderr
+    assert "restart 1 took " in stderr
     assert not states.exists()
     report = json.loads((tmp_path / "runs/r/report.json").read_text())
     assert [attempt["exit_code"] for attempt in report["attempts"]] == [137, 0]
+    assert report["attempts"][1]["restart"]["num_repeated_steps"] == 1  # no state was loaded
 
 
 @pytest.mark.parametrize("failure", ["wrapper", "mpi", "start"])

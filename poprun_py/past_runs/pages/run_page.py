@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -48,6 +48,7 @@ from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_file import plan_from_json
 from poprun_py.planning.user_program import short_name
 from poprun_py.running.watch.job_view import JobView
+from poprun_py.running.watch.phases import RESTART_PARTS
 
 if TYPE_CHECKING:
     from poprun_py.past_runs.pages.timeline_excerpt import Excerpt
@@ -320,11 +321,28 @@ def _attempts_section(run: RecordedRun, folder: str = "") -> Section:
     good = (None, "completed", "checkpoint")
     failed = frozenset(i for i, each in enumerate(attempts) if each.get("cause") not in good)
     *earlier, last = attempts
-    parts: list[Part] = [Table("Attempts", titles, rows, failed), *_instances(run, folder, last)]
+    parts: list[Part] = [Table("Attempts", titles, rows, failed)]
+    parts += [*_restarts(attempts), *_instances(run, folder, last)]
     for each in earlier:
         if tables := _instances(run, folder, each):
             parts.append(Details(f"Instances of attempt {_text(each.get('number'))}", tables))
     return Section("Attempts" if len(attempts) > 1 else "Attempt and instances", tuple(parts))
+
+
+def _restarts(attempts: Sequence[Mapping[str, Any]]) -> list[Part]:
+    """Return a table with the duration of each restart until the next training step."""
+    costs = {
+        _text(each.get("number")): each["restart"]
+        for each in attempts
+        if isinstance(each.get("restart"), dict)
+    }
+    if not costs:
+        return []
+    keys = ("seconds", *RESTART_PARTS, "num_repeated_steps")
+    rows = [(number, *(_text(cost.get(key)) for key in keys)) for number, cost in costs.items()]
+    titles = ("attempt", "all", *RESTART_PARTS.values(), "steps computed again")
+    text = "The duration of each restart, from the failure to the end of the next training step:"
+    return [Sentence(text), Table("Restarts", titles, rows)]
 
 
 def _outputs(run: RecordedRun, folder: str, attempt: Mapping[str, Any], instance: object) -> Links:

@@ -263,6 +263,8 @@ class LaunchResult(Displayed):
         seconds: The duration of the job.
         paused_seconds: The part of ``seconds`` in which the job was stopped (Ctrl-Z) or debugged,
             which does not count towards the limits.
+        ending_seconds: The part of ``seconds`` after the decision to stop the job; 0 if the job was
+            not stopped.
         restart_count: The number of restarts.
         may_restart: Whether another attempt may succeed.
         cause: The cause of the stop; None if all instances ended by themselves.
@@ -283,6 +285,7 @@ class LaunchResult(Displayed):
     stacks: tuple[StackGroup, ...] = ()
     seconds: float = 0.0
     paused_seconds: float = 0.0
+    ending_seconds: float = 0.0
     restart_count: int = 0
     may_restart: bool = False
     cause: Cause | None = None
@@ -319,6 +322,11 @@ class LaunchResult(Displayed):
         if report != summary:
             error.add_note(report)
         raise error
+
+    @property
+    def last_step(self) -> int | None:
+        """The highest training step that an instance has finished; None if none counts steps."""
+        return max((each.step for each in self.instances if each.step is not None), default=None)
 
     @property
     def explanation(self) -> str:

@@ -253,7 +253,12 @@ def _result(parts: RunningJob) -> LaunchResult:
     result = outcome.launch_result(_ending(parts))
     if result.exit_code != 0 or parts.job.watchers.live:
         parts.output.begin_report()
-    return replace(result, paused_seconds=parts.limits.paused_seconds)
+    stop = parts.shutdown.stop
+    return replace(
+        result,
+        paused_seconds=parts.limits.paused_seconds,
+        ending_seconds=0.0 if stop is None else time.monotonic() - stop.at,
+    )
 
 
 def _ending(parts: RunningJob) -> outcome.Ending:

@@ -19,6 +19,17 @@ ACTIVITIES: Final = (
     "reducing", "waiting", "updating", "saving", "validating",
 )  # fmt: skip
 
+# The parts of a restart in their order, as in report.json, with their names for users.
+RESTART_PARTS: Final = {
+    "ending": "ending",
+    "pause": "pause",
+    "starting": "start",
+    "imports": "Python and imports",
+    "compiling": "compiling",
+    "state": "loading the state",
+    "first_step": "preparation and first step",
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phases:

@@ -401,3 +401,15 @@ def test_an_instance_that_waits_for_a_slower_one_is_not_marked_as_slow():
     own = (0.0088, 0.0064, 0.0660, 0.0064)
     assert waited_for({i: (each, 0.066) for i, each in enumerate(own)}) == {2}
     assert waited_for({i: (each, each) for i, each in enumerate(own)}) == set()
+
+
+def test_the_cost_of_restarts_is_a_table(tmp_path, whole):
+    files = make_run(tmp_path / "run", instances=1, attempts=2, steps=0)
+    report = json.loads(files.report.read_text())
+    cost = {"seconds": 2.5, "ending": 0.25, "imports": 1.75, "num_repeated_steps": 1}
+    report["attempts"][1]["restart"] = cost
+    files.report.write_text(json.dumps(report))
+    text = words(drawn(files))
+    assert "from the failure to the end of the next training step: attempt all ending" in text
+    assert "steps computed again 2 2.5 s 0.25 s - - 1.75 s" in text
+    assert "steps computed again" not in words(whole)
