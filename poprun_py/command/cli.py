@@ -171,14 +171,8 @@ def _launch(config: LaunchConfig) -> int:
     from poprun_py.command import show_and_export
     from poprun_py.launching.launch_planning import plan
 
-    if config.stacks is not None:
-        show_and_export.print_stacks(config.stacks)
-        return 0
-    if config.status is not None:
-        return show_and_export.print_status(config)
-    if config.print_leases is not None:
-        show_and_export.print_leases(config)
-        return 0
+    if (code := _query(config)) is not None:
+        return code
     if config.check:
         return show_and_export.print_check(config)
     if config.print_hardware is not None:
@@ -201,6 +195,23 @@ def _launch(config: LaunchConfig) -> int:
     if config.export_config is not None:
         return 0
     return _run_job(config, planned)  # raises UsageError, because no program was given
+
+
+def _query(config: LaunchConfig) -> int | None:
+    """Query or change a running job, if an option asks for this, and return the exit code."""
+    from poprun_py.command import show_and_export
+
+    if config.stacks is not None:
+        show_and_export.print_stacks(config.stacks)
+        return 0
+    if config.status is not None:
+        return show_and_export.print_status(config)
+    if config.add_host is not None:
+        return show_and_export.add_host(config)
+    if config.print_leases is not None:
+        show_and_export.print_leases(config)
+        return 0
+    return None
 
 
 def _show_plan(config: LaunchConfig, saved: LaunchPlan | None) -> int:

@@ -38,6 +38,30 @@ def print_stacks(job: str) -> None:
         print_out(stacks.removesuffix("\n"))
 
 
+def add_host(config: LaunchConfig) -> int:
+    """Add a host, which is the only word after the job, to a running job.
+
+    Raises:
+        UsageError: There is no host, or more than one word, after the job.
+        StartError: The job is not found, or cannot use the host.
+    """
+    from poprun_py.running.supervise.launcher_queries import add_host as ask
+
+    assert config.add_host is not None
+    if len(config.program) != 1:
+        raise UsageError(
+            f"--add-host {config.add_host}: expected one host after the job, such as "
+            f"--add-host {config.add_host} node4"
+        )
+    name = ask(config.add_host, config.program[0])
+    print_out(
+        f"the job takes host {name} in: at once if its programs keep their state in memory "
+        "(--memory-checkpoints), at their next checkpoint if they ask stopRequested(), else at "
+        "its next restart"
+    )
+    return 0
+
+
 def print_status(config: LaunchConfig) -> int:
     """Print the state of the instances of a running job."""
     from poprun_py.running.supervise.launcher_queries import NEWEST, ask_status

@@ -105,7 +105,11 @@ class ProgressMemory:
     def counts_steps(self) -> bool:
         """Return whether the program counts steps, or will count them because it has a model."""
         progress = self.progress()
-        return progress is not None and (self._words[_BEGUN] == _WILL_STEP or any(progress))
+        return progress is not None and (self.has_model() or any(progress))
+
+    def has_model(self) -> bool:
+        """Return whether the program has made a PopTorch model."""
+        return self._words[_BEGUN] == _WILL_STEP
 
     def is_automatic(self) -> bool:
         """Return whether the program's steps are counted without calls of the program."""

@@ -10,18 +10,20 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from popdist_py.environment import LOOPBACK, RESUME_EXIT_CODE, RUN_ID
-from poprun_py.errors import start_errors
+from poprun_py.errors import StartError, start_errors
 from poprun_py.instance.job_folders import CheckpointMemory
+from poprun_py.launching.host_changes import JobHosts
 from poprun_py.launching.job_cores import leases_place, share_of_plan
-from poprun_py.launching.launch_planning import without_lost_hosts
+from poprun_py.launching.replanning import lost_hosts
 from poprun_py.launching.run_record import AttemptRecord, RunRecord
+from poprun_py.machines.host_list import Host
 from poprun_py.machines.lease_messages import refusal_text, sharing_text
 from poprun_py.machines.lease_sharing import SHARES_WITH_ALL
 from poprun_py.machines.remote_leases import parse_other_jobs
@@ -80,6 +82,9 @@ class Attempts:
     descriptors: tuple[int, int] = (1, 2)
     output_folder: str | None = None
     on_attempt: OnAttempt = lambda _: None
+    _hosts: JobHosts = field(init=False)
+    # The number of attempts that ended only because the job could use more hosts.
+    _num_changes: int = field(default=0, init=False)
     _parent: int = field(default_factory=os.getppid, init=False)
     _states: CheckpointMemory = field(default_factory=CheckpointMemory, init=False)
     _processes: JobProcesses = field(default_factory=JobProcesses, init=False)
@@ -94,24 +99,54 @@ class Attempts:
     # suspends (Ctrl-Z) or debugs the job is added to this value.
     _began: float = field(default_factory=lambda: time.monotonic(), init=False)
 
+    def __post_init__(self) -> None:
+        self._hosts = JobHosts(self.plan, self.console, self.cpus)
+
     def run(self) -> LaunchResult:
-        """Run the job; restart it after failures as often as --max-restarts and --timeout allow."""
+        """Run the job; restart it after failures as often as --max-restarts and --timeout allow.
+
+        A restart that only takes in more hosts does not count.
+        """
         restart = 0
         try:
             while True:
-                result = self.run_once(restart)
+                result, lost = self._attempt(restart)
                 self._states.hold()
                 seconds = self._seconds_before_restart(result)
                 restart += 1
                 if not self._allows_restart(result, restart) or not self.has_time(seconds):
                     return result
                 self._num_pauses = self._num_pauses + 1 if seconds else 0
-                self._tell_of_restart(result, restart, seconds)
-                if number := pause(seconds, self._parent):
+                self._num_changes += result.ended_for_hosts
+                number = self._prepare_restart(result, lost, restart - self._num_changes, seconds)
+                if number:
                     return _ended_by(result, number, restart)
         finally:
             self._processes.dismiss(is_restarted=False)
             self._states.release(is_kept=False)
+
+    def _attempt(self, count: int) -> tuple[LaunchResult, Sequence[Host]]:
+        """Run one attempt; return its result and the hosts that it has lost.
+
+        A host can also be lost while a restart begins. Such a restart is a failed attempt, if the
+        job may go on without its lost hosts, or waits for them.
+
+        Raises:
+            StartError: The job could not start.
+        """
+        config = self.plan.config
+        try:
+            result = self.run_once(count)
+        except StartError as error:
+            if not count or not (config.allow_fewer_hosts or config.wait_for_hosts):
+                raise
+            code, reason = error.exit_code, str(error)
+            result = LaunchResult(
+                exit_code=code, reason=reason, may_restart=True, restart_count=count
+            )
+            self.record.end(result)
+            return result, self._hosts.silent_hosts()
+        return result, lost_hosts(self.plan, result)
 
     def run_once(self, count: int) -> LaunchResult:
         """Run one attempt of the job; ``count`` is the number of restarts before this attempt."""
@@ -122,7 +157,10 @@ class Attempts:
         output_dir = job.files.output_dir or self.output_folder
         states = self._states.path
         files = replace(job.files, output_dir=output_dir, checkpoint_memory=states)
-        job = replace(job, files=files)
+        hosts = replace(
+            job.hosts, changes=self._hosts, keeps_state=planned.config.memory_checkpoints
+        )
+        job = replace(job, files=files, hosts=hosts)
         self.on_attempt(job)
         _make_folder_of_results(planned, count)
         if count:
@@ -166,14 +204,20 @@ class Attempts:
         if not self._allows_restart(result, restart) or self._seconds_left() <= seconds:
             return Restart.NONE
         # After a pause, the reason of the failure may be anything, so all processes start anew.
-        return Restart.NEW_MPIRUN if seconds else Restart.SAME_WRAPPERS
+        # Other hosts need another mpirun.
+        is_anew = seconds or result.ended_for_hosts
+        return Restart.NEW_MPIRUN if is_anew else Restart.SAME_WRAPPERS
 
     def _allows_restart(self, result: LaunchResult, restart: int) -> bool:
-        return result.may_restart and restart <= self.plan.config.max_restarts
+        if result.ended_for_hosts:
+            return True
+        failures = restart - self._num_changes
+        return result.may_restart and failures <= self.plan.config.max_restarts
 
     def _seconds_before_restart(self, result: LaunchResult) -> float:
         """Return the pause before the restart after ``result``; 0 after progress."""
-        if self.plan.config.memory_checkpoints and has_made_progress(result):
+        has_progress = self.plan.config.memory_checkpoints and has_made_progress(result)
+        if has_progress or result.ended_for_hosts:
             return 0.0
         return backoff_seconds(self._num_pauses + 1)
 
@@ -192,17 +236,30 @@ class Attempts:
         )
         return False
 
-    def _tell_of_restart(self, result: LaunchResult, restart: int, seconds: float) -> None:
-        """Report a failure before a restart. With --allow-fewer-hosts, plan without lost hosts."""
+    def _prepare_restart(
+        self, result: LaunchResult, lost: Sequence[Host], restart: int, seconds: float
+    ) -> int:
+        """Report a failure, choose the hosts of the next attempt, and wait.
+
+        Returns:
+            0, or the number of the signal that ended the wait.
+        """
         from poprun_py.launching.failure_report import report_text
 
-        config, warn = self.plan.config, self.console.warn
-        report = report_text(result, self.plan.instance_label)
-        warn(report.removeprefix(f"{command_name()}: ").rstrip("\n"))
-        if config.allow_fewer_hosts:
-            self.plan = without_lost_hosts(self.plan, result, warn, self.cpus)
+        warn = self.console.warn
+        if not result.ended_for_hosts:
+            report = report_text(result, self.plan.instance_label)
+            warn(report.removeprefix(f"{command_name()}: ").rstrip("\n"))
+        self._hosts.note_end(result, lost)
+        number = self._hosts.choose(
+            lambda seconds: pause(seconds, self._parent), lambda: self._seconds_left() > 0
+        )
+        self.plan = self._hosts.plan
+        if number or result.ended_for_hosts:
+            return number
         when = f"in {seconds:g} s" if seconds else "at once"
-        warn(f"restart {restart} of {config.max_restarts} {when}")
+        warn(f"restart {restart} of {self.plan.config.max_restarts} {when}")
+        return pause(seconds, self._parent)
 
 
 def _make_folder_of_results(planned: LaunchPlan, restart_count: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,6 @@ from poprun_py.launching.job_cores import (
     lease_as_planned,
     lease_beside_others,
     leases_place,
-    left_by_others,
 )
 from poprun_py.launching.wait_for_resources import Wait
 from poprun_py.machines.host_list import Host
@@ -36,8 +35,7 @@ from poprun_py.planning.launch_plan import LaunchPlan, make_plan
 from poprun_py.planning.mpi_commands import split_mpi_arguments
 from poprun_py.planning.pasted_command import check_pasted_command
 from poprun_py.planning.user_program import require_program, resolve_program
-from poprun_py.running.supervise.launch_result import LaunchResult
-from poprun_py.terminal import Console, Log
+from poprun_py.terminal import Console
 
 # Only launches that use a pod import the modules about pods at run time.
 if TYPE_CHECKING:
@@ -108,56 +106,11 @@ def plan_and_lease(
         # planned again for other CPUs, even if other jobs hold the planned CPUs.
         show(planned)
         return planned, lease_as_planned(planned, console, wait, held)
-    machines, lease = lease_beside_others(planned, _other_jobs(inputs), console, wait, held)
+    machines, lease = lease_beside_others(planned, jobs_of_others(inputs), console, wait, held)
     if machines != planned.machines:
         planned = make_plan(replace(inputs, machines=machines))
     show(planned)
     return planned, lease
-
-
-def without_lost_hosts(
-    planned: LaunchPlan, result: LaunchResult, warn: Log, cpus: Collection[int] = ()
-) -> LaunchPlan:
-    """Plan a job without the hosts that were lost; return the old plan if that is not possible.
-
-    A host counts as lost if none of its instances has reported its end. ``cpus`` are the CPUs that
-    the job has leased on this machine.
-    """
-    hosts = planned.topology.hosts
-    reported = {
-        planned.instances[each.index].instance.host_index
-        for each in result.instances
-        if each.code is not None and not each.was_lost
-    }
-    left = tuple(hosts[index] for index in sorted(reported))
-    if not left or left == hosts:
-        return planned
-    lost = ", ".join(sorted(host.name for host in hosts if host not in left))
-    try:
-        # The job keeps its partition of IPUs when it goes on with fewer hosts.
-        inputs = _gather(
-            planned.config, planned.environ, contact_hosts=True, hosts=left, before=planned
-        )
-        free = left_by_others(make_plan(inputs), _other_jobs(inputs)).machines
-        here = (m for h, m in zip(hosts, planned.machines, strict=True) if h.is_local and m)
-        sharing = next((machine.sharing_jobs for machine in here), ())
-        machines = tuple(
-            replace(
-                machine,
-                held_cpus=machine.allowed_cpus.difference(cpus),
-                sharing_jobs=sharing,
-            )
-            if cpus and host.is_local and machine
-            else machine
-            for host, machine in zip(left, free, strict=True)
-        )
-        fewer = make_plan(replace(inputs, machines=machines))
-        fewer.require_fit()
-    except (UsageError, StartError) as error:
-        warn(f"the job does not fit on the hosts without {lost}: {error}")
-        return planned
-    warn(f"going on without {lost}")
-    return fewer
 
 
 def require_start(planned: LaunchPlan) -> None:
@@ -209,7 +162,7 @@ def _working_folder() -> str:
 # --- inputs of a plan -----------------------------------------------------------------------------
 
 
-def _other_jobs(inputs: PlanInputs) -> Mapping[str, OtherJobs]:
+def jobs_of_others(inputs: PlanInputs) -> Mapping[str, OtherJobs]:
     """Return the jobs that hold or await cores of other hosts; empty if leases are turned off."""
     probed = inputs.probed
     return {} if probed is None or leases_place() is None else probed.other_jobs
@@ -222,9 +175,7 @@ def _gather(
     contact_hosts: bool,
     mpi: Mpi | None = None,
     hosts: tuple[Host, ...] | None = None,
-    before: LaunchPlan | None = None,
 ) -> PlanInputs:
-    """Gather the inputs of a plan; reuse the partition and IPU-Link domains of plan ``before``."""
     if not isinstance(config, LaunchConfig):
         raise UsageError(f"{config!r} cannot be planned: expected a LaunchConfig")
     environ = os.environ if environ is None else environ
@@ -238,13 +189,10 @@ def _gather(
         # again because it checks a scheduler's allocation against the number of instances.
         found = hosts_of(config, environ) if hosts is None else hosts
     config, _ = split_mpi_arguments(config)
-    if before is None:
-        partition = _partition_of(config, environ, is_launch=contact_hosts)
-        num_ilds = None if partition is None else partition.num_ilds
-        if num_ilds is not None and config.num_instances % num_ilds:
-            num_ilds = None
-    else:
-        partition, num_ilds = before.partition, before.topology.num_ilds
+    partition = _partition_of(config, environ, is_launch=contact_hosts)
+    num_ilds = None if partition is None else partition.num_ilds
+    if num_ilds is not None and config.num_instances % num_ilds:
+        num_ilds = None
     topology = make_topology(config, found, num_ilds=num_ilds)
     inputs = gather_inputs(config, topology, environ, contact=contact_hosts, mpi=mpi)
     return replace(inputs, partition=partition, folder=_working_folder())

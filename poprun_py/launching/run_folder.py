@@ -421,7 +421,7 @@ def _cause(result: LaunchResult) -> str:
     """Return one word for the cause of an attempt's end, such as ``completed``."""
     if result.exit_code == 0:
         return "completed"
-    if result.exit_code == RESUME_EXIT_CODE:
+    if result.exit_code == RESUME_EXIT_CODE and not result.ended_for_hosts:
         return "checkpoint"
     return result.cause.name.lower() if result.cause is not None else "failed"
 

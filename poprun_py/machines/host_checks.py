@@ -108,6 +108,31 @@ def probe_hosts(
     )
 
 
+def vital_problems(
+    config: LaunchConfig, hosts: Sequence[Host], *, mpirun: str, environ: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """Probe hosts, and return the first problem of each host that cannot run a job.
+
+    Returns:
+        A mapping of host names to a dictionary with the problem's ``text``, and with
+        ``is_reached``, which tells whether the host has answered.
+
+    Raises:
+        UsageError: An option about hosts is not valid, such as ``--ssh-args``.
+        StartError: The command ssh or srun cannot be run.
+    """
+    request = make_request(config.program, mpirun, leases=True)
+    reports = request_reports(hosts, shell_of(config, hosts, environ), request)
+    found = {}
+    for name, checks in all_checks(reports, request).items():
+        # The first check is whether the host was reached at all.
+        considered = checks[:1] if config.no_check else [c for c in checks if c.is_vital]
+        problem = next((each.problem for each in considered if each.problem is not None), None)
+        if problem is not None:
+            found[name] = {"text": str(problem), "is_reached": bool(reports[name].facts)}
+    return found
+
+
 def probe_other_jobs(
     config: LaunchConfig, hosts: Sequence[Host], *, mpirun: str, environ: Mapping[str, str]
 ) -> dict[str, OtherJobs]:

@@ -189,6 +189,9 @@ class DeclaredOptions:
         implied="newest", saved=False)
     status_format: str = _inspection("text", choice("text", "json"),
         "Output format of --status.", saved=False)
+    add_host: str | None = _inspection(None, JOB,
+        "Add the host after JOB to a running job, such as --add-host lr-3 node4, then stop. JOB is"
+        " a process id, or the name or folder of a run.", saved=False)
     dry_run: bool = _inspection(False, FLAG,
         "Print the topology and the full mpirun command; start nothing.", saved=False)
     export_plan: str | None = _inspection(None, PATH,
@@ -260,7 +263,12 @@ class DeclaredOptions:
         "Keep the newest state of the training in memory, and restart quickly from this state after"
         " failures (see max_restarts): without a pause, if the training has made progress.")
     allow_fewer_hosts: bool = _supervision(False, FLAG,
-        "Allow a restart without the hosts that were lost.")
+        "Allow a restart without the hosts that were lost. Where too few cores are left, instances"
+        " of a program with a PopTorch model run more replicas each.")
+    wait_for_hosts: float | str | None = _supervision(None, TIME_OR_FOREVER,
+        "Wait for lost hosts: without a time limit, or for =TIME at most. With --allow-fewer-hosts,"
+        " the job goes on meanwhile. It takes a host in again as soon as the host answers.",
+        implied=FOREVER)
 
     env: tuple[str, ...] = _environment((), TEXT,
         "NAME=VALUE sets a variable in every instance. NAME forwards the launcher's variable, which"
@@ -338,7 +346,7 @@ class DeclaredOptions:
 OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in fields(DeclaredOptions)}
 # Environment variables cannot set these options, because each of these options names a single plan
 # or running job.
-WITHOUT_VARIABLE = ("from_plan", "stacks", "status")
+WITHOUT_VARIABLE = ("from_plan", "stacks", "status", "add_host")
 # The prefix of the environment variables that set options.
 VARIABLE_PREFIX = "POPRUN_"
 

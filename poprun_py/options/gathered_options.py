@@ -45,6 +45,7 @@ _QUERIES = {
     "stacks": ("stacks", "verbosity"),
     "status": ("status", "status_format", "verbosity"),
     "print_leases": ("print_leases", "verbosity"),
+    "add_host": ("add_host", "verbosity"),
 }
 # If --import-config has the value ``none``, no configuration file is read.
 _NO_FILE = "none"

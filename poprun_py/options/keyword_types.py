@@ -223,7 +223,14 @@ class LaunchOptions(TypedDict, total=False):
     """
 
     allow_fewer_hosts: bool
-    """Allow a restart without the hosts that were lost."""
+    """Allow a restart without the hosts that were lost. Where too few cores are left, instances of
+    a program with a PopTorch model run more replicas each.
+    """
+
+    wait_for_hosts: float | str | None
+    """Wait for lost hosts: without a time limit, or for =TIME at most. With --allow-fewer-hosts,
+    the job goes on meanwhile. It takes a host in again as soon as the host answers.
+    """
 
     # Environment (variables of the instances, and packages that they import)
 

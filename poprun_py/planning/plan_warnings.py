@@ -178,12 +178,13 @@ def _unused_on_hosts(planned: LaunchPlan) -> Iterator[_Unused]:
         yield _Unused(
             (
                 *("host_subnet", "ssh_args", "ssh_config", "no_check", "sync"),
-                *("synchronise_python_venv", "allow_fewer_hosts"),
+                *("synchronise_python_venv", "allow_fewer_hosts", "wait_for_hosts"),
             ),
             "all instances run on this machine",
         )
     elif config.max_restarts == 0:
-        yield _Unused(("allow_fewer_hosts",), "a job is started again with --max-restarts only")
+        restarting = ("allow_fewer_hosts", "wait_for_hosts")
+        yield _Unused(restarting, "a job is started again with --max-restarts only")
     if config.numa_aware is not None:
         yield _Unused(("process_placement",), f"{config.shown('numa_aware')} decides")
     if planned.topology.instances_per_host == 1 and config.cores_per_instance is None:

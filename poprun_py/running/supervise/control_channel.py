@@ -54,6 +54,7 @@ class Peer:
         program_end: The wrapper's report of how the program ended; None before the report arrives.
         instance_end: The report that the wrapper sends after all processes of the program have
             ended and all output has arrived; None before the report arrives.
+        has_model: Whether the last report about the running program had a PopTorch model.
         tail: The last bytes of the instance's standard error.
     """
 
@@ -67,6 +68,7 @@ class Peer:
     started: dict[str, Any] = field(default_factory=dict)
     program_end: dict[str, Any] | None = None
     instance_end: dict[str, Any] | None = None
+    has_model: bool = False
     tail: bytearray = field(default_factory=bytearray)
 
 
@@ -132,7 +134,7 @@ class ChannelEvents(Protocol):
     def stranger_refused(self, sentence: str) -> None:
         """Handle the first refusal of a network connection that lacks the token."""
 
-    def inspected(self, want: str, answer: Callable[[str], None]) -> None:
+    def inspected(self, want: Any, answer: Callable[[str], None]) -> None:
         """Handle a request to inspect the job; call ``answer`` once, now or later, with a text."""
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from popdist_py.environment import CALL, CALL_FILES, RUN_FILE_MIB, RUN_FILES, TIMELINE
 
@@ -99,6 +99,40 @@ class Command:
         return {name: value for name, value in merged.items() if value is not None}
 
 
+class HostChanges(Protocol):
+    """Decides which hosts a running job may use from its next attempt on.
+
+    The methods ``ask_lost`` and ``ask_new`` run in a child process, because a host may take seconds
+    to answer. Their texts go to the other methods.
+    """
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the job waits for hosts that it has lost."""
+
+    def ask_lost(self) -> str:
+        """Ask the lost hosts whether they can run the job."""
+
+    def ask_new(self, name: str, *, has_model: bool) -> str:
+        """Ask a host whether it can run the job.
+
+        ``has_model`` tells whether the running program has a PopTorch model.
+
+        Raises:
+            StartError: The host cannot be taken in.
+        """
+
+    def take_lost(self, answer: str) -> str:
+        """Note the hosts that can run the job; return why the attempt ends, or an empty text."""
+
+    def take_new(self, answer: str, *, is_problem: bool) -> tuple[str, str]:
+        """Note the answer about a new host, or the problem that prevents its use.
+
+        Returns:
+            The reason why the attempt ends, or an empty text; and the reply to the user, as JSON.
+        """
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hosts:
     """The hosts of a job; the defaults are for a job on this host only.
@@ -116,6 +150,10 @@ class Hosts:
             returns why the job cannot start, or an empty text.
         explain_failed_start: A function that raises StartError with the reason why the job does not
             start, or returns possible problems of the hosts; None for a job on this host only.
+        changes: The object that decides which hosts later attempts use; None if all attempts use
+            the same hosts.
+        keeps_state: Whether the programs keep their newest state in memory, so that an attempt may
+            be ended at any time.
     """
 
     listen: str | None = None
@@ -125,6 +163,8 @@ class Hosts:
     leases: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     refusal_of: Callable[[int, dict[str, Any]], str] = lambda *_: ""
     explain_failed_start: Callable[[], str] | None = None
+    changes: HostChanges | None = None
+    keeps_state: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

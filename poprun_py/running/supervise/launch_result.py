@@ -127,6 +127,7 @@ class InstanceResult(Displayed):
         stderr_tail: The last part of the program's stderr.
         trained_alone: Whether the program trained with torch without any collective with other
             instances.
+        has_model: Whether the program has made a PopTorch model.
     """
 
     index: int
@@ -144,6 +145,7 @@ class InstanceResult(Displayed):
     had_last_word: bool = False
     stderr_tail: str = ""
     trained_alone: bool = False
+    has_model: bool = False
 
     def __repr__(self) -> str:
         # The stderr of a program may be long and may contain secrets, so repr() omits it.
@@ -200,6 +202,7 @@ class Cause(enum.Enum):
     FAILED = enum.auto()  # an instance failed
     STRAGGLER = enum.auto()  # one instance has ended at a checkpoint, and others run on
     MPIRUN_ENDED = enum.auto()
+    HOSTS = enum.auto()  # the next attempt can use more hosts
 
 
 class Restart(enum.Enum):
@@ -327,6 +330,11 @@ class LaunchResult(Displayed):
     def last_step(self) -> int | None:
         """The highest training step that an instance has finished; None if none counts steps."""
         return max((each.step for each in self.instances if each.step is not None), default=None)
+
+    @property
+    def ended_for_hosts(self) -> bool:
+        """Whether the job was only stopped because its next attempt can use more hosts."""
+        return self.cause is Cause.HOSTS and self.first_failure is None
 
     @property
     def explanation(self) -> str:

@@ -31,6 +31,8 @@ _ANSWER_SECONDS = 10.0
 # at once, but a launcher that is stopped (Ctrl-Z) does not answer.
 _HOLDINGS_SECONDS = 1.0
 _STATUS_SECONDS = 5.0
+# The launcher asks a new host before it answers, and may copy folders to the host.
+_ADD_HOST_SECONDS = 120.0
 # The maximum number of frames in an answer. A frame has at most 1 MiB, and the status of 4,096
 # instances takes 3 MiB.
 _MOST_FRAMES = 64
@@ -78,6 +80,35 @@ def ask_stacks(job: str) -> str:
             raise StartError(f"{option}: the launcher does not answer ({error})") from None
         if answer is not None:
             return printable(answer, keep="\n\t")
+    raise StartError(f"{option}: the job has just ended")
+
+
+def add_host(job: str, host: str) -> str:
+    """Add a host to a running job, and return the name by which the job knows the host.
+
+    Args:
+        job: The process id of the job's launcher or of one of its instances; the name of the run,
+            or the folder of the run.
+        host: The host, as ``--host`` takes it.
+
+    Raises:
+        StartError: The job is not found, its launcher does not answer, or the job cannot use the
+            host.
+    """
+    option = f"--add-host {shown_word(job)}"
+    for path in sockets_of_process(job) or [_answer_of_run(job, option).path]:
+        try:
+            answer = _answer(path, {"add_host": host}, _ADD_HOST_SECONDS)
+            if answer is None:
+                continue
+            reply = _printable_value(answer) if answer else {}
+        except (OSError, ValueError) as error:
+            raise StartError(f"{option}: the launcher does not answer ({error})") from None
+        if problem := reply.get("problem"):
+            raise StartError(f"{option}: {problem}")
+        if name := reply.get("host"):
+            return str(name)
+        raise StartError(f"{option}: the launcher is of a version that cannot add hosts")
     raise StartError(f"{option}: the job has just ended")
 
 
@@ -263,7 +294,7 @@ def running_jobs() -> dict[int, dict[str, Any] | None]:
     return found
 
 
-def _answer(path: Path, want: str, seconds: float) -> str | None:
+def _answer(path: Path, want: str | Mapping[str, str], seconds: float) -> str | None:
     """Return the answer of a launcher; None if the launcher ended without an answer.
 
     Raises:

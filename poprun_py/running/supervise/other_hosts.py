@@ -1,32 +1,44 @@
-"""Files and clock readings from other hosts.
+"""Files, clock readings and answers from other hosts.
 
 A program on the launcher's host writes its files directly to the job's folders. A program on
 another host writes its files to a private folder on that host. After the program has ended, its
 wrapper sends the files to the launcher. In a job with a timeline, the launcher asks each other host
-for the time on that host's clock, at the start and at the end of the program there.
+for the time on that host's clock, at the start and at the end of the program there. Hosts that the
+job has lost or is to get are asked in child processes.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from popdist_py.atomic_file import open_private
 from poprun_py.instance import control_protocol
-from poprun_py.running.supervise.job_description import FilePlace
+from poprun_py.running.supervise.job_description import FilePlace, HostChanges
+from poprun_py.running.supervise.job_start import Finding, Question
 
 if TYPE_CHECKING:
     from popdist_py.timeline.clocks import ClockSample
+    from poprun_py.running.supervise.control_channel import ControlChannel
+    from poprun_py.running.supervise.shutdown import JobShutdown
 
 # The maximum uncompressed size, in bytes, of one part of a file that a wrapper sends.
 _MAX_PART_BYTES: Final = 1 << 20
 # How many times the launcher asks another host for the time when a program starts there. The
 # launcher asks equally often when the program has ended.
 _NUM_QUESTIONS: Final = 8
+# The seconds between an answer about the lost hosts and the next question.
+_ASK_SECONDS = 3.0
+# The launcher checks at this interval, in seconds, whether a child process has answered.
+_ANSWER_SECONDS = 0.1
+
+Answer = Callable[[str], None]
 
 
 class ReceivedFiles:
@@ -102,3 +114,113 @@ class HostClocks:
 
     def _ask(self, instance: int) -> None:
         self._send(instance, control_protocol.ASK_CLOCK, time.monotonic_ns())
+
+
+# --- questions to lost and new hosts ------------------------------------------------------------
+
+
+class HostWatch:
+    """Asks the lost hosts of a job every few seconds, and the hosts that users add at once.
+
+    ``changed`` is called with the reason when the job can use more hosts.
+    """
+
+    def __init__(self, changes: HostChanges, changed: Callable[[str], None]) -> None:
+        self._changes = changes
+        self._changed = changed
+        self._new: deque[tuple[Callable[[], str], Answer]] = deque()
+        self._question: Question | None = None
+        self._has_ended = False
+        self._take: Callable[[Finding], None] = self._take_lost
+        self._check_at = 0.0 if changes.is_waiting else float("inf")
+
+    def add(self, name: str, answer: Answer, now: float, *, has_model: bool) -> None:
+        """Ask the host ``name``, which a user adds to the job, and ``answer`` the user."""
+        self._new.append((partial(self._changes.ask_new, name, has_model=has_model), answer))
+        if self._question is None:
+            self._check_at = now
+
+    def end(self) -> None:
+        """Stop asking, because the job ends."""
+        self._has_ended, self._check_at = True, float("inf")
+        if self._question is not None:
+            self._question.close()
+            self._question = None
+
+    def next_deadline(self) -> float:
+        """Return the time at which ``on_time`` next has work to do; inf for never."""
+        return self._check_at
+
+    def on_time(self, now: float) -> None:
+        """Ask the next host or the lost hosts, or take an answer that has arrived."""
+        if now < self._check_at:
+            return
+        self._check_at = now + _ANSWER_SECONDS
+        if self._question is None:
+            self._ask()
+        elif (finding := self._question.answer()) is not None:
+            self._question, self._check_at = None, float("inf")
+            self._take(finding)
+            if self._has_ended:
+                return
+            if self._new:
+                self._check_at = now
+            elif self._changes.is_waiting:
+                self._check_at = now + _ASK_SECONDS
+
+    def _ask(self) -> None:
+        with suppress(OSError):  # it is asked again later
+            if self._new:
+                ask, answer = self._new[0]
+                self._question = Question(ask)
+                self._new.popleft()
+                self._take = partial(self._take_new, answer)
+            else:
+                self._question = Question(self._changes.ask_lost)
+                self._take = self._take_lost
+
+    def _take_lost(self, finding: Finding) -> None:
+        if not finding.is_reason and (reason := self._changes.take_lost(finding.text)):
+            self._changed(reason)
+
+    def _take_new(self, answer: Answer, finding: Finding) -> None:
+        reason, reply = self._changes.take_new(finding.text, is_problem=finding.is_reason)
+        answer(reply)
+        if reason:
+            self._changed(reason)
+
+
+class NewHosts:
+    """Serves users who add hosts to a running job.
+
+    ``request`` gets a new report of every running program, and then calls a function.
+    """
+
+    def __init__(
+        self,
+        watch: HostWatch,
+        control: ControlChannel,
+        shutdown: JobShutdown,
+        request: Callable[[Callable[[Any], None], float], None],
+    ) -> None:
+        self._watch = watch
+        self._control = control
+        self._shutdown = shutdown
+        self._request = request
+
+    def add(self, want: dict[str, Any], answer: Answer, now: float) -> None:
+        """Let a host be asked; the answer is JSON with the name of the host, or with a problem."""
+        name, peers = want.get("add_host"), self._control.peers.values()
+        if not isinstance(name, str):
+            answer("")
+        elif self._shutdown.stop is not None:
+            answer(json.dumps({"problem": "the programs of the job are ending: try again"}))
+        elif not self._control.is_complete or not all(peer.started for peer in peers):
+            answer(json.dumps({"problem": "the programs of the job are starting: try again"}))
+        else:
+            # The reports tell whether the program has a PopTorch model.
+            self._request(lambda _: self._ask(name, answer), now)
+
+    def _ask(self, name: str, answer: Answer) -> None:
+        has_model = any(peer.has_model for peer in self._control.peers.values())
+        self._watch.add(name, answer, time.monotonic(), has_model=has_model)

@@ -148,6 +148,8 @@ def launch_result(end: Ending) -> LaunchResult:
     )
     if stop is not None and stop.cause is Cause.MPIRUN_ENDED:
         stop = replace(stop, reason=stop.reason + _why_mpirun_ended(end, results))
+    if stop is not None and stop.cause is Cause.HOSTS and code == 0:
+        return result  # the programs ended by themselves before they could use new hosts
     advice = _advice(end)
     if not advice and first is not None and not first.was_lost:
         advice = _explanation_of(end.mpirun_output)
@@ -287,6 +289,7 @@ def _instance_result(end: Ending, index: int) -> InstanceResult:
         was_stopped=report.get("stopped", False),
         was_lost=report.get("lost", False),
         trained_alone=report.get("trained_alone", False),
+        has_model=report.get("has_model", False),
         had_last_word=index in end.visible_instances,
         stderr_tail=peer.tail.decode(errors="replace"),
     )

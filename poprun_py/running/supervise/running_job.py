@@ -36,7 +36,12 @@ from poprun_py.running.supervise.job_start import Finding, ProgramStart, StartDi
 from poprun_py.running.supervise.launch_result import Cause, Progress, StackGroup, describe
 from poprun_py.running.supervise.launcher_queries import holdings
 from poprun_py.running.supervise.mpirun_process import Mpirun, daemon_log_lines
-from poprun_py.running.supervise.other_hosts import HostClocks, ReceivedFiles
+from poprun_py.running.supervise.other_hosts import (
+    HostClocks,
+    HostWatch,
+    NewHosts,
+    ReceivedFiles,
+)
 from poprun_py.running.supervise.outcome import ShortageCheck, leftovers_sentence
 from poprun_py.running.supervise.shutdown import JobShutdown, TimeLimits
 from poprun_py.running.supervise.signal_pipe import SignalPipe
@@ -87,6 +92,8 @@ class RunningJob:
         self.diagnosis: StartDiagnosis
         self.shortages: ShortageCheck
         self.observer: JobObserver
+        self._host_watch: HostWatch | None = None
+        self._new_hosts: NewHosts | None = None
         self._selector: selectors.BaseSelector
         self.timed: list[Timed] = []
         self.began = 0.0  # when the job began; 0 before ``begin``
@@ -173,6 +180,10 @@ class RunningJob:
             mpirun,
             output,
         ]
+        if job.hosts.changes is not None:
+            watch = self._host_watch = HostWatch(job.hosts.changes, self.shutdown.use_new_hosts)
+            self._new_hosts = NewHosts(watch, control, self.shutdown, self.observer.request)
+            self.timed.append(watch)
         if job.limits.hang_timeout is not None:
             check = HangCheck(self._hangs, self._stacks, self.shutdown, mpirun, self._is_blocked)
             self.timed.insert(0, check)
@@ -240,7 +251,7 @@ class RunningJob:
         """Warn of a connection by a process that does not belong to the job."""
         self.output.say(sentence)
 
-    def inspected(self, want: str, answer: Callable[[str], None]) -> None:
+    def inspected(self, want: Any, answer: Callable[[str], None]) -> None:
         """Answer a process of this host that inspects the job."""
         now = time.monotonic()
         if want == "stacks":
@@ -252,6 +263,8 @@ class RunningJob:
             answer(json.dumps(holdings(self.job, self._peers)))
         elif want == "end":
             self._end_replies.append(answer)
+        elif isinstance(want, dict) and self._new_hosts is not None:
+            self._new_hosts.add(want, answer, now)
         else:
             answer("")
 
@@ -287,9 +300,7 @@ class RunningJob:
             control_protocol.ACTIVITY: lambda peer, value: self._hangs.activity.record(
                 peer.index, ActivitySample.of(value), time.monotonic()
             ),
-            control_protocol.OBSERVED: lambda peer, value: self.observer.observed(
-                peer.index, value, time.monotonic()
-            ),
+            control_protocol.OBSERVED: self._on_observed,
             control_protocol.POLLED: lambda peer, value: self.shutdown.on_answer(
                 peer.index, value["proposal"], value["polls"]
             ),
@@ -322,6 +333,10 @@ class RunningJob:
         peers = self._peers.values()
         if self._on_started is not None and all(each.started for each in peers):
             self._on_started({each.index: each.started for each in peers})
+
+    def _on_observed(self, peer: Peer, value: dict[str, Any]) -> None:
+        peer.has_model = value.get("has_model", False)
+        self.observer.observed(peer.index, value, time.monotonic())
 
     def _on_stop_signal(self, peer: Peer, _: Any) -> None:
         if peer.program_end is None:
@@ -458,8 +473,15 @@ class RunningJob:
         self.shutdown.decide(cause, reason)
         self._stacks.collect(end, time.monotonic())
 
+    def end_questions(self) -> None:
+        """End the child processes that ask hosts."""
+        self.diagnosis.end()
+        if self._host_watch is not None:
+            self._host_watch.end()
+
     def _on_shutdown(self, now: float) -> None:
         self.output.stopped_at = now
+        self.end_questions()
         if not self.control.is_complete:
             # mpirun may wait for a host that was lost. No program has started, so no program needs
             # time to save a checkpoint.

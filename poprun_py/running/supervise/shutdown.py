@@ -61,7 +61,7 @@ class StopRequest:
         self._margin = _FIRST_MARGIN
 
     def begin(self, number: int, members: Collection[int], now: float) -> StopAction | None:
-        """Begin to stop the programs because of signal ``number``.
+        """Begin to stop the programs because of signal ``number``, or 0 for new hosts.
 
         SIGTERM limits the time to save, and replaces the signal of a running request. ``members``
         are the instances whose programs run; empty before all instances have connected.
@@ -174,6 +174,8 @@ class JobShutdown:
         self._log = log
         self._request = StopRequest(job.limits.grace)
         self._kill_at = math.inf
+        self._new_hosts = ""  # the reason for a stop because of new hosts, if it is requested
+        self._keeps_state = job.hosts.keeps_state
         self._report_seconds = job.limits.grace + _REPORT_SECONDS
         self._drop_at = math.inf
 
@@ -185,7 +187,7 @@ class JobShutdown:
     @property
     def may_hang(self) -> bool:
         """Whether a hang could still end the job, because no program was asked to end yet."""
-        is_open = self.stop is None or self.stop.cause is Cause.SIGNAL
+        is_open = self.stop is None or self.stop.cause in (Cause.SIGNAL, Cause.HOSTS)
         return is_open and self.asked_at is None
 
     def decide(
@@ -215,6 +217,23 @@ class JobShutdown:
         if self.stop is not None:
             self.stop = replace(self.stop, hung=hung, stacks=stacks)
             self.end(self.stop.cause, self.stop.reason)
+
+    def use_new_hosts(self, reason: str) -> None:
+        """End the attempt at a state that the next attempt loads, because it can use more hosts.
+
+        Programs that keep their newest state in memory end at once. Other programs end when they
+        have saved a checkpoint at the same call of ``stopRequested()``. Programs that do not call
+        ``stopRequested()`` go on, because their work since their last checkpoint would be lost.
+        """
+        peers = self._control.peers.values()
+        is_running = self._control.is_complete and all(p.program_end is None for p in peers)
+        if self.stop is not None or not is_running:
+            return  # the next attempt, if there is one, uses the new hosts anyway
+        if self._keeps_state:
+            self.end(Cause.HOSTS, reason)
+        else:
+            self._new_hosts = reason
+            self._ask_to_save(0)
 
     def on_signal(self, number: int, reason: str = "") -> None:
         """Handle a signal to the launcher; ``reason`` says why the signal was sent, if known."""
@@ -303,12 +322,20 @@ class JobShutdown:
         if action is StopAction.PROPOSE:
             self._control.broadcast(control_protocol.PROPOSE_STOP, self._request.proposal)
         elif action is StopAction.AGREE:
+            if not self._request.signal:
+                self.decide(Cause.HOSTS, self._new_hosts)
             self._log("all instances stop at their next call of stopRequested()")
             self._control.broadcast(control_protocol.AGREE_STOP, self._request.proposal)
         elif action is StopAction.SIGNAL and self.stop is not None and self.stop.signal:
             self.end(self.stop.cause, self.stop.reason, self.stop.signal)
-        elif action is StopAction.SIGNAL:
+        elif action is StopAction.SIGNAL and self._request.signal:
             self._send_signal(self._request.signal)
+        elif action is StopAction.SIGNAL:
+            self._say(
+                f"{self._new_hosts}: the job uses new hosts from its next restart on, because its "
+                "programs neither keep their state in memory (--memory-checkpoints) nor ask "
+                "stopRequested()"
+            )
 
     def _send_signal(self, number: int) -> None:
         self._control.broadcast(control_protocol.SIGNAL, int(number))

@@ -130,7 +130,7 @@ def _start(
         )
     # The following preparations take place while mpirun starts.
     parts.begin(mpirun, selector, began)
-    resources.callback(parts.diagnosis.end)
+    resources.callback(parts.end_questions)
     remove_abandoned(folder_locations())
     return signals
 

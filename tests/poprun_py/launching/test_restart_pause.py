@@ -21,7 +21,9 @@ TOLD = "no restart: the time limit of {:g} s leaves {:.1f} s, and the pause befo
 def test_a_job_without_time_after_the_pause_is_not_announced(monkeypatch, limit, not_counted, left):
     clock = [100.0]
     monkeypatch.setattr(attempts.time, "monotonic", lambda: clock[0])
-    plan = SimpleNamespace(config=LaunchConfig(program=("true",), timeout=limit))
+    plan = SimpleNamespace(
+        config=LaunchConfig(program=("true",), timeout=limit), topology=SimpleNamespace(hosts=())
+    )
     recording = SimpleNamespace(
         begin=lambda *_: None, end=lambda _: None, run_id="r", prepare=None, prepare_page=None
     )

@@ -93,7 +93,7 @@ def test_saved_options_are_those_that_decide_a_run():
     assert {name for name, opt in OPTIONS.items() if not opt.saved} == {
         "print_topology", "print_hardware", "dry_run", "export_plan", "from_plan",
         "import_config", "export_config", "overwrite_config", "check", "stacks", "run",
-            "status", "status_format", "live", "print_leases",
+            "status", "status_format", "live", "print_leases", "add_host",
     }  # fmt: skip
     assert config_to_dict(LaunchConfig()) == {}
 

@@ -16,6 +16,8 @@ from support.launcher.plans import plan_blindly
 
 from poprun_py.errors import UsageError
 from poprun_py.launching import launch_planning
+from poprun_py.launching.host_changes import JobHosts
+from poprun_py.launching.replanning import lost_hosts
 from poprun_py.machines import host_checks
 from poprun_py.machines.host_checks import ProbedHosts
 from poprun_py.machines.host_list import LOCALHOST, parse_host_file, parse_host_list
@@ -27,6 +29,7 @@ from poprun_py.planning.installed_mpi import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_from_json, plan_to_json, portable
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.running.supervise.launch_result import InstanceResult, LaunchResult
+from poprun_py.terminal import Console
 
 PROBED = ProbedHosts(
     shell=Shell(words=("ssh",)), network=Network("10.1.0.0/16"), machines={}, hostnames={}
@@ -245,6 +248,22 @@ def test_addresses_in_a_plan_are_read_back():
     assert [host.name for host in again.topology.hosts] == ["fd00::1", "fd00::2"]
 
 
+class Said(Console):
+    """A console that keeps its messages in a list."""
+
+    def __init__(self, said):
+        super().__init__(is_verbose=False, prints_bindings=False)
+        self.warn = self.tell = said.append
+
+
+def changed(first, result, said, cpus=()):
+    """Return the plan of the attempt after ``result``; messages are appended to ``said``."""
+    hosts = JobHosts(first, Said(said), cpus)
+    hosts.note_end(result, lost_hosts(first, result))
+    assert hosts.choose(lambda _: 0, lambda: False) == 0
+    return hosts.plan
+
+
 def test_a_job_continues_with_the_names_and_slots_of_the_remaining_hosts(monkeypatch, tmp_path):
     monkeypatch.setattr(host_checks, "probe_hosts", lambda *_, **__: PROBED)
     monkeypatch.setattr(socket, "getnameinfo", lambda to, _: (f"node{to[0][-1]}", "0"))
@@ -263,7 +282,7 @@ def test_a_job_continues_with_the_names_and_slots_of_the_remaining_hosts(monkeyp
         ),
     )
     said: list[str] = []
-    fewer = launch_planning.without_lost_hosts(whole, ended, said.append)
+    fewer = changed(whole, ended, said)
     assert said == ["going on without node1"]
     assert [(h.name, h.slots) for h in fewer.topology.hosts] == [("node2", 3), ("node3", 3)]
     assert fewer.config == whole.config
@@ -285,7 +304,7 @@ def test_a_job_that_shares_cores_has_its_fair_threads_also_on_fewer_hosts(monkey
     )
     said: list[str] = []
     cpus = tuple(here.allowed_cpus)
-    fewer = launch_planning.without_lost_hosts(whole, ended, said.append, cpus)
+    fewer = changed(whole, ended, said, cpus)
     assert said == ["going on without node1"]
     assert fewer.instances[0].placement.threads == 1
     assert fewer.machines[0].sharing_jobs == jobs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -34,9 +35,10 @@ class Channel:
         self.sent.append((kind, value))
 
 
-def job_end(count=2):
+def job_end(count=2, *, keeps_state=False):
     channel, lines = Channel(count), []
     job = a_job(count=count)
+    job = replace(job, hosts=replace(job.hosts, keeps_state=keeps_state))
     return JobShutdown(job, channel, lines.append, lines.append), channel, lines
 
 
@@ -187,3 +189,56 @@ def test_a_refusal_is_the_cause_even_while_the_job_ends():
     assert policy.is_refused
     assert policy.stop.reason == "host b does not answer"
     assert len(channel.sent) == len(lines) == 1
+
+
+# --- new hosts ------------------------------------------------------------------------------------
+
+
+def test_for_new_hosts_programs_that_keep_their_state_in_memory_end_at_once():
+    policy, channel, _ = job_end(keeps_state=True)
+    policy.use_new_hosts("node1 can be used again")
+    assert channel.sent == [(control_protocol.STOP, [5, signal.SIGTERM])]
+    assert (policy.stop.cause, policy.stop.reason) == (Cause.HOSTS, "node1 can be used again")
+
+
+def test_for_new_hosts_other_programs_save_at_the_same_call():
+    policy, channel, _ = job_end()
+    policy.use_new_hosts("node1 can be used again")
+    policy.on_answer(0, 0, 3)
+    policy.on_answer(1, 0, 4)
+    assert policy.stop is None
+    for index in (0, 1):
+        policy.on_answer(index, 6, 4)
+    assert channel.sent[-1] == (control_protocol.AGREE_STOP, 6)
+    assert (policy.stop.cause, policy.stop.signal, policy.may_hang) == (Cause.HOSTS, 0, True)
+    # No time limit applies to the checkpoint, because no time is short.
+    assert policy.next_deadline() == float("inf")
+
+
+def test_for_new_hosts_programs_that_cannot_save_go_on():
+    policy, channel, lines = job_end()
+    policy.use_new_hosts("node1 can be used again")
+    policy.on_answer(0, 0, 0)
+    policy.on_answer(1, 0, 0)
+    assert channel.sent == [(control_protocol.PROPOSE_STOP, 0)]
+    assert policy.stop is None
+    assert lines == [
+        "node1 can be used again: the job uses new hosts from its next restart on, because its "
+        "programs neither keep their state in memory (--memory-checkpoints) nor ask stopRequested()"
+    ]
+    policy.on_signal(signal.SIGTERM)
+    policy.on_answer(0, 0, 0)
+    policy.on_answer(1, 0, 0)
+    assert channel.sent[-1] == (control_protocol.STOP, [5, signal.SIGTERM])
+
+
+@pytest.mark.parametrize("keeps_state", [False, True])
+def test_new_hosts_do_not_disturb_a_job_that_is_ending(keeps_state):
+    policy, channel, _ = job_end(keeps_state=keeps_state)
+    channel.peers[1].program_end = {"code": 0}
+    policy.use_new_hosts("node1 can be used again")
+    assert (channel.sent, policy.stop) == ([], None)
+    channel.peers[1].program_end = None
+    policy.end(Cause.FAILED, "instance 0 ended with exit code 1")
+    policy.use_new_hosts("node1 can be used again")
+    assert policy.stop.cause is Cause.FAILED

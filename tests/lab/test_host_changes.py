@@ -1,0 +1,174 @@
+"""Hosts that a job loses, gets back and gets in addition: where it goes on, and what it repeats."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from support.processes import wait_until
+
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
+POPRUN = (sys.executable, "-m", "poprun_py")
+
+# Steps whose state is a file that instance 0 writes. Each step adds a line with its number, the
+# number of instances, and the hosts. The program ends at step ``last``, or when a file asks for it.
+PROGRAM = """\
+import os, socket, sys, time
+from pathlib import Path
+import popdist_py
+from popdist_py import heartbeat
+
+folder, has_model, asks, last = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+if has_model:
+    heartbeat.expect()
+popdist_py.init()
+state, log = folder / "state", folder / "log"
+step = int(state.read_text()) if state.exists() else 0
+heartbeat.resume(step)
+while step < last and not (folder / "end").exists():
+    hosts = popdist_py.all_gather_object(socket.gethostname())
+    time.sleep(0.05)
+    step += 1
+    heartbeat.step()
+    if popdist_py.getInstanceIndex() == 0:
+        (folder / "new").write_text(str(step))
+        (folder / "new").rename(state)
+        with log.open("a") as file:
+            print(step, popdist_py.getNumTotalReplicas(), *hosts, file=file)
+    popdist_py.barrier()
+    if asks and popdist_py.stopRequested():
+        sys.exit(popdist_py.RESUME_EXIT_CODE)
+"""
+
+
+class Job:
+    """A job on hosts of a lab, whose instances write their steps to a file."""
+
+    def __init__(self, lab, folder, *options, has_model=True, asks=True, last=100_000):
+        self.lab, self.folder = lab, folder
+        program = folder / "steps.py"
+        program.write_text(PROGRAM)
+        words = (folder, int(has_model), int(asks), last)
+        self.process = lab[0].start(
+            *(*POPRUN, "--grace", "2", "--max-restarts", "3", "--output-dir", folder / "runs"),
+            *(*options, program, *words),
+        )
+
+    def lines(self):
+        log = self.folder / "log"
+        return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+
+    def wait_for(self, hosts, seconds=60):
+        """Wait until a step was made on exactly these hosts, one for each instance."""
+        wait_until(
+            lambda: any(line[2:] == hosts for line in self.lines()[-1:]),
+            seconds,
+            f"no step on {hosts}",
+        )
+
+    def end(self):
+        (self.folder / "end").touch()
+        _, stderr = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, stderr
+        return stderr
+
+    def check(self, replicas=4, repeated=1):
+        """Check that steps were repeated at most once a restart, and that none was left out."""
+        steps = [int(line[0]) for line in self.lines()]
+        assert sorted(set(steps)) == list(range(1, max(steps) + 1))
+        assert len(steps) - len(set(steps)) <= repeated
+        assert {int(line[1]) for line in self.lines()} == {replicas}
+
+    def attempts(self):
+        return json.loads(Path(self.folder, "runs/latest/report.json").read_text())["attempts"]
+
+
+def test_a_lost_host_is_replaced_by_more_replicas_and_taken_in_again(make_lab, tmp_path):
+    lab = make_lab(2)
+    job = Job(
+        *(lab, tmp_path, "--host", "node0:1,node1:1", "-n", "2", "--num-replicas", "4"),
+        *("--allow-fewer-hosts", "--wait-for-hosts"),
+    )
+    job.wait_for(["node0", "node1"])
+    lab[1].kill()
+    job.wait_for(["node0"])
+    lab.switch_on(1)
+    job.wait_for(["node0", "node1"])
+    said = job.end()
+    job.check()
+    assert "going on without node1: 1 instance with 4 replicas each, instead of 2" in said
+    assert "going on with node1: 2 instances with 2 replicas each, instead of 1" in said
+    assert [each["cause"] for each in job.attempts()] == ["failed", "hosts", "completed"]
+    assert [len(each["instances"]) for each in job.attempts()] == [2, 1, 2]
+
+
+def test_processes_that_are_replicas_keep_their_number_and_wait_for_a_restart(make_lab, tmp_path):
+    lab = make_lab(2)
+    job = Job(
+        *(lab, tmp_path, "--host", "node0:1,node1:1", "-n", "2"),
+        *("--allow-fewer-hosts", "--wait-for-hosts=60s"),
+        has_model=False,
+        asks=False,
+    )
+    job.wait_for(["node0", "node1"])
+    lab[1].kill()
+    job.wait_for(["node0", "node0"])
+    lab.switch_on(1)
+    lines = [job.process.stderr.readline()]
+    while "the job uses new hosts from its next restart on" not in lines[-1]:
+        lines.append(job.process.stderr.readline())
+        assert lines[-1], lines
+    pids = lab[0].run("pgrep", "-f", f"^{sys.executable} {job.folder}/steps.py").stdout.split()
+    lab[0].run("kill", "-9", pids[0])
+    job.wait_for(["node0", "node1"])
+    said = "".join(lines) + job.end()
+    job.check(replicas=2, repeated=2)
+    assert "going on without node1: the instances share cores, because each one is a rep" in said
+    assert "going on with node1\n" in said
+
+
+def test_a_job_without_its_host_waits_for_the_host(make_lab, tmp_path):
+    lab = make_lab(2)
+    job = Job(lab, tmp_path, "--host", "node0,node1", "-n", "2", "--wait-for-hosts")
+    job.wait_for(["node0", "node1"])
+    lab[1].kill()
+    lines = [job.process.stderr.readline()]
+    while "waiting for lost hosts (--wait-for-hosts)" not in lines[-1]:
+        lines.append(job.process.stderr.readline())
+        assert lines[-1], lines
+    num_steps = len(job.lines())
+    lab.switch_on(1)
+    wait_until(lambda: len(job.lines()) > num_steps, 60, "the job does not go on")
+    job.end()
+    job.check(replicas=2)
+    assert {tuple(line[2:]) for line in job.lines()} == {("node0", "node1")}
+
+
+def test_a_user_adds_a_host_to_a_running_job(make_lab, tmp_path):
+    lab = make_lab(2)
+    job = Job(lab, tmp_path, "--host", "node0:1", "--num-replicas", "4", "--run-name", "grows")
+    job.wait_for(["node0"])
+
+    def add(host):
+        done = lab[0].poprun("--add-host", "grows", host)
+        return done.returncode, done.stdout + done.stderr
+
+    code, said = add("node0")
+    assert (code, "host node0 is part of the job already" in said) == (3, True)
+    code, said = add("nowhere")
+    assert (code, "host nowhere: the name cannot be resolved" in said) == (3, True)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert lab[1].run("mount", "--bind", empty, Path(sys.prefix)).returncode == 0
+    code, said = add("node1")
+    assert (code, f"host node1: {sys.executable} does not run there" in said) == (3, True)
+    assert lab[1].run("umount", Path(sys.prefix)).returncode == 0
+    code, said = add("node1")
+    assert (code, "the job takes host node1 in" in said) == (0, True)
+    job.wait_for(["node0", "node1"])
+    said = job.end()
+    job.check(repeated=0)
+    assert "going on with node1: 2 instances with 2 replicas each, instead of 1" in said
+    assert lab[0].poprun("--add-host", "grows", "node1").returncode == 3
