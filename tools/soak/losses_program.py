@@ -1,0 +1,112 @@
+"""A PopTorch training that logs every finished step, for the run with repeated losses.
+
+python losses_program.py STEPS PAUSE CHECKPOINTS
+
+The training has shuffling, dropout, batch norm and momentum. It resumes from its newest state and
+ends after STEPS steps in all. Each step sleeps for PAUSE seconds. Each instance appends lines of
+``KIND STEP SECONDS TEXT`` to ``SOAK_NOTES``/instance-N. SECONDS is the monotonic clock, which all
+hosts of the lab share. The kind ``step`` marks a finished step.
+"""
+
+import hashlib
+import os
+import sys
+import time
+from pathlib import Path
+
+BEGAN = time.monotonic()
+DIGEST_EVERY = 50
+IMAGES, FEATURES, CLASSES, HIDDEN = 256, 64, 10, 256
+
+
+class Notes:
+    """The file to which one instance appends what it has done."""
+
+    def __init__(self):
+        path = Path(os.environ["SOAK_NOTES"], f"instance-{os.environ['RANK']}")
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def add(self, kind, step=0, seconds=None, text=""):
+        """Append one line with a single write, so that a killed process leaves no half line."""
+        seconds = time.monotonic() if seconds is None else seconds
+        line = f"{kind} {step} {seconds:.6f} {text}\n"
+        os.write(self._descriptor, line.encode())
+
+
+def make_training(poptorch, torch):
+    """Return the model and the loader of its batches."""
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.Sequential(
+                torch.nn.Linear(FEATURES, HIDDEN), torch.nn.BatchNorm1d(HIDDEN), torch.nn.ReLU(),
+                torch.nn.Dropout(0.3), torch.nn.Linear(HIDDEN, CLASSES),
+            )  # fmt: skip
+
+        def forward(self, inputs, labels):
+            scores = self.layers(inputs)
+            return scores, torch.nn.functional.cross_entropy(scores, labels)
+
+    class Images(torch.utils.data.Dataset):
+        def __len__(self):
+            return IMAGES
+
+        def __getitem__(self, index):
+            generator = torch.Generator().manual_seed(index)
+            return torch.randn(FEATURES, generator=generator), torch.tensor(index % CLASSES)
+
+    torch.manual_seed(1)
+    options = poptorch.DistributedOptions()
+    options.randomSeed(11)
+    options.Emulator.deterministicReduction(True)
+    options.showCompilationProgressBar(False)
+    model = Net()
+    training = poptorch.trainingModel(
+        model, options, optimizer=poptorch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    )
+    loader = poptorch.DataLoader(options, Images(), batch_size=2, shuffle=True)
+    return training, loader
+
+
+def digest_of(training):
+    """Return a digest of the weights and buffers."""
+    digest = hashlib.sha256()
+    for value in training.state_dict().values():
+        digest.update(value.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def main(num_steps, pause, folder):
+    notes = Notes()
+    notes.add("start", seconds=BEGAN, text=f"{os.uname().nodename} {os.getpid()}")
+    import torch
+
+    import popdist_py
+    from popdist_py import poptorch
+    from popdist_py.poptorch.checkpoint import TrainingCheckpoints
+
+    torch.set_num_threads(1)
+    notes.add("imported")
+    popdist_py.init()
+    notes.add("connected")
+    training, loader = make_training(poptorch, torch)
+    checkpoints = TrainingCheckpoints(folder, training, loader, disk_every=DIGEST_EVERY)
+    step, _ = checkpoints.resume()
+    notes.add("resumed", step)
+    while step < num_steps:
+        for inputs, labels in checkpoints.batches():
+            time.sleep(pause)
+            training(inputs, labels)
+            step += 1
+            checkpoints.save(step)
+            notes.add("step", step)
+            if step % DIGEST_EVERY == 0 and popdist_py.getInstanceIndex() == 0:
+                notes.add("digest", step, text=digest_of(training))
+            if step == num_steps:
+                break
+    notes.add("end", step, text=digest_of(training))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3])
