@@ -9,7 +9,7 @@ RELEASE_STAMP := $(VENV)/.installed-release
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-examples test-sweep test-all test-trainers test-hosts test-numa fuzz test-soak soak system-packages bench seeds figures generated check release-check format install clean
+.PHONY: help demo docs test test-examples test-sweep test-all test-trainers test-hosts test-numa fuzz test-soak soak soak-losses system-packages bench seeds figures generated check release-check format install clean
 
 help: ## list the targets
 	@echo "poprun-py: targets"
@@ -73,6 +73,10 @@ JOBS ?= 3
 RECORD ?= build/soak-$(SEED).jsonl
 soak: $(DEV_STAMP) ## do N=100 random faults to trainings, and resume these (root, for all kinds)
 	$(BIN)/python -m tools.soak --cases $(N) --seed $(SEED) --jobs $(JOBS) --json $(RECORD) $(ARGS)
+
+soak-losses: $(DEV_STAMP) ## train for MINUTES=20 with a loss every ten seconds, on hosts made for it (root)
+	$(BIN)/python -m tools.soak.repeated_losses --minutes $(or $(MINUTES),20) --seed $(SEED) \
+	  --json build/losses-$(SEED).jsonl $(ARGS)
 
 system-packages: ## install the Debian packages that test-hosts, test-numa and tests of pages need (root)
 	apt-get update -qq

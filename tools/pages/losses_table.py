@@ -45,7 +45,6 @@ def table(lines: Sequence[Line]) -> str:
     steps = sum(part["steps"] for part in parts)
     median = next(line["seconds"] for line in rest if line["line"] == "median")
     wrong = compared[-1]["wrong"]
-    program = _NAMES[draw["program"]]
     instances = draw["per_host"] * NUM_HOSTS
     verdict = (
         "ends with the weights of the undisturbed training, bit for bit"

@@ -1,7 +1,7 @@
 """One training on four hosts that loses something every few seconds, and what each loss costs.
 
 python -m tools.soak.repeated_losses [--minutes 20] [--every 10] [--seed 1] [--per-host 1]
-       [--program poptorch|ddp] [--kinds PATTERN] [--json RECORD]
+       [--losses N] [--program poptorch|ddp] [--kinds PATTERN] [--json RECORD]
 
 The training runs until it has done the steps that an undisturbed training does in 80 % of the
 minutes. Between two losses lie 50 to 150 % of ``--every`` seconds, and at least one finished step.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import random
 import re
@@ -55,8 +56,7 @@ NUM_HOSTS, NUM_REPLICAS = 4, 8
 PAUSE_SECONDS = 0.05
 MEASURED_STEPS = 150
 WANTED_SHARE = 0.8
-OPTIONS = ("--memory-checkpoints", "--max-restarts", "10000", "--allow-fewer-hosts",
-           "--wait-for-hosts", "60")  # fmt: skip
+OPTIONS = ("--memory-checkpoints", "--max-restarts", "10000", "--allow-fewer-hosts")
 _POLL_SECONDS = 0.1
 # A training that has not gone on after this time never will.
 _NEVER_SECONDS = 180.0
@@ -158,7 +158,13 @@ def undisturbed(lab: Lab, args: argparse.Namespace, folder: Path, steps: int | N
     """
     name, pause = ("measured", PAUSE_SECONDS) if steps is None else ("undisturbed", 0.0)
     training = Training(
-        lab, PROGRAMS[args.program], folder, name, steps or MEASURED_STEPS, pause, args.per_host
+        lab,
+        PROGRAMS[args.program],
+        folder,
+        name,
+        steps or min(MEASURED_STEPS, args.steps or MEASURED_STEPS),
+        pause,
+        args.per_host,
     )
     try:
         code = training.wait(60 + 60 * args.minutes)
@@ -177,6 +183,7 @@ class Losses:
         training: The training.
         kinds: The kinds of loss to draw from.
         every: The mean time between two losses, in seconds.
+        most: The largest number of losses.
         dice: The random generator for kinds, programs and times.
         note: Receives the record of each loss.
     """
@@ -187,11 +194,13 @@ class Losses:
         training: Training,
         kinds: tuple[Loss, ...],
         every: float,
+        most: float,
         dice: random.Random,
         note: Callable[[dict[str, Any]], None],
     ) -> None:
         self._lab, self._training, self._kinds = lab, training, kinds
-        self._every, self._dice, self._note = every, dice, note
+        self._every, self._left = every, most
+        self._dice, self._note = dice, note
         # The notes before this byte belong to processes that ended before the present loss.
         self._offset = 0
         # When and how the present loss ends.
@@ -213,10 +222,10 @@ class Losses:
                 continue
             loss = self._open
             went_on = self._cost() if loss else any(run.steps for run in self._runs())
-            if went_on and self._end is None:
+            if went_on and self._end is None and self._left > 0:
                 self._cause()
                 due = time.monotonic() + self._pause()
-            elif loss is not None and now - loss["at"] > _NEVER_SECONDS:
+            elif not went_on and loss is not None and now - loss["at"] > _NEVER_SECONDS:
                 raise RuntimeError(
                     f"no step within {_NEVER_SECONDS:.0f} s after the loss of {loss['kind']}"
                 )
@@ -240,6 +249,7 @@ class Losses:
             return
         target = self._dice.choice(candidates)
         now = time.monotonic()
+        self._left -= 1
         self._close_loss(now)
         self._offset = self._training.newest_start(self._offset)
         self._open = {"kind": kind.title, "host": target.host.name, "at": now}
@@ -283,7 +293,7 @@ def train_with_losses(lab: Lab, args: argparse.Namespace, folder: Path, record: 
         )  # fmt: skip
         begun = training.size()
         losses = Losses(
-            lab, training, kinds, args.every, dice,
+            lab, training, kinds, args.every, args.losses or math.inf, dice,
             lambda line: record.add({"line": "loss", "part": parts, **line}),
         )  # fmt: skip
         try:
@@ -358,6 +368,7 @@ def parsed(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--steps", type=int, help="steps, in place of those of the minutes")
     parser.add_argument("--every", type=float, default=10, help="seconds between two losses")
+    parser.add_argument("--losses", type=int, help="the largest number of losses")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--per-host", type=int, default=1, help="instances on each host")
     parser.add_argument("--program", choices=sorted(PROGRAMS), default="poptorch")
