@@ -10,6 +10,7 @@ needs NumPy, because NumPy copies and adds arrays without holding Python's globa
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import mmap
 import os
@@ -80,6 +81,7 @@ class MemorySlots:
         self._maps: list[mmap.mmap | None] = [None] * _NUM_SLOTS
         # The index of the slot whose state must not be overwritten; None if unknown.
         self._kept: int | None = None
+        self._lock = -1  # the descriptor of the job's folder, which this process has locked
 
     def write(
         self,
@@ -150,6 +152,9 @@ class MemorySlots:
                 self._path(slot).unlink()
         with contextlib.suppress(OSError):
             self._folder.rmdir()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def _path(self, slot: int) -> Path:
         return self._folder / f"slot-{slot}"
@@ -167,6 +172,12 @@ class MemorySlots:
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(mode=0o700)
             check_own_folder(folder)
+        if self._lock < 0:
+            # Without a lock, the next job on this host would take the folder for abandoned.
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            self._lock = os.open(self._folder.parent, flags)
+            with contextlib.suppress(OSError):  # some file systems have no locks
+                fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def _mapped(self, slot: int, num_bytes: int) -> mmap.mmap:
         """Return the memory of a slot, with at least ``num_bytes`` bytes."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # The index of the flag in the shared memory, and the size of the flag, which is an integer of 8
 # bytes. poprun_py/instance/progress_memory.py contains the same two numbers.
 _WORD, _WORD_BYTES = 31, 8
+# The module that init() imports in a job of several instances.
+_MEETING = "popdist_py.collectives.between_hosts.socket_meeting"
 _SILENT = "POPDIST_SEPARATE_MODELS"
 
 
@@ -48,7 +50,7 @@ class _Watch:
 
     def tell(self) -> None:
         """Set the flag if this program has certainly trained without the other instances."""
-        if os.getpid() != self._pid or not _has_trained() or _has_mpi():
+        if os.getpid() != self._pid or not _has_trained() or _has_mpi() or _has_joined():
             return
         if self._has_group and not _is_alone_for_accelerate():
             return
@@ -89,6 +91,11 @@ def _has_mpi() -> bool:
             return b"/libmpi" in file.read()
     except OSError:
         return True
+
+
+def _has_joined() -> bool:
+    """Tell whether the program has called ``init()`` in a job that does not start MPI."""
+    return _MEETING in sys.modules
 
 
 def _is_alone_for_accelerate() -> bool:

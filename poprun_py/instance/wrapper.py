@@ -223,6 +223,7 @@ class Wrapper:
         path = os.environ.get("POPDIST_CHECKPOINT_MEMORY")
         if path and self._states is None:
             self._states = job_folders.CheckpointMemory(path)
+            self._states.hold()
         program_environment.complete()
         self._program.grace_seconds = start.get("grace_seconds", 0.0)
         if "open_files" in start:

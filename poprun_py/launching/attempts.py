@@ -111,7 +111,7 @@ class Attempts:
         try:
             while True:
                 result, lost = self._attempt(restart)
-                self._states.hold()
+                self._states.hold()  # all processes of the attempt may have been killed
                 seconds = self._seconds_before_restart(result)
                 restart += 1
                 if not self._allows_restart(result, restart) or not self.has_time(seconds):
@@ -200,6 +200,7 @@ class Attempts:
 
     def _restart_after(self, result: LaunchResult, restart: int) -> Restart:
         """Return how the job is restarted after ``result``, by restart number ``restart``."""
+        self._states.hold()  # before wrappers unlock the folder
         seconds = self._seconds_before_restart(result)
         if not self._allows_restart(result, restart) or self._seconds_left() <= seconds:
             return Restart.NONE

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from popdist_py.memory_slots import MemorySlots, slots_folder
 from popdist_py.own_files.owner import NotOwnFileError
+from poprun_py.instance.job_folders import folder_name, remove_abandoned
 
 # The program writes states whose bytes all follow from the step.
 _WRITER = """
@@ -153,3 +154,16 @@ def test_each_folder_on_disk_has_its_own_slots(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert slots_folder("/m", "a") == slots_folder("/m", tmp_path / "a")
     assert slots_folder("/m", "a") != slots_folder("/m", "b")
+
+
+def test_the_next_job_does_not_remove_the_folder_of_a_running_program(tmp_path):
+    job = tmp_path / folder_name("states")
+    slots = MemorySlots(job / "one")
+    assert slots.write(1, b"", [])
+    os.utime(job, (0, 0))
+    remove_abandoned([str(tmp_path)])
+    assert slots.newest().step == 1
+    slots.remove()
+    os.utime(job, (0, 0))
+    remove_abandoned([str(tmp_path)])
+    assert not job.exists()

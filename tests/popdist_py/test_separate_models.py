@@ -37,6 +37,9 @@ def _say(rank):
     hook._has_mpi = lambda: True
     look("used MPI")
     hook._has_mpi = lambda: False
+    sys.modules[hook._MEETING] = hook
+    look("joined without MPI")
+    del sys.modules[hook._MEETING]
     memory._words[26] = 1 << 8
     look("called a collective of the library")
     memory._words[26] = 0
