@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from popdist_py.errors import counted
 from poprun_py.errors import StartError, UsageError
@@ -164,6 +165,21 @@ def _plan(first: LaunchPlan, inputs: PlanInputs, cpus: Collection[int]) -> Launc
     planned = make_plan(replace(inputs, machines=machines))
     planned.require_fit()
     return planned
+
+
+def change_json(before: LaunchPlan, after: LaunchPlan) -> dict[str, Any]:
+    """Return how the hosts of a job change between two attempts, for report.json; else empty."""
+    old, new = ([h.name for h in each.topology.hosts] for each in (before, after))
+    if old == new:
+        return {}
+    variables = {**after.environ, **dict(after.instances[0].user_env)}
+    return {
+        "lost": [name for name in old if name not in new],
+        "joined": [name for name in new if name not in old],
+        "num_instances_before": before.topology.num_instances,
+        "num_instances": after.topology.num_instances,
+        "is_deterministic": variables.get("POPDIST_DETERMINISTIC") == "1",
+    }
 
 
 def change_text(before: LaunchPlan, after: LaunchPlan) -> str:

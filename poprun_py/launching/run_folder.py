@@ -33,6 +33,7 @@ from poprun_py.launching.failure_report import (
     stderr_excerpt,
     traceback_of,
 )
+from poprun_py.launching.replanning import change_json
 from poprun_py.options.run_labels import LATEST, labels_json, read_tags
 from poprun_py.past_runs.listing.latest_link import link_latest, repair_latest
 from poprun_py.planning.launch_plan import LaunchPlan
@@ -219,6 +220,7 @@ class RunFolder:
         Raises:
             UsageError: The folder of the first attempt cannot be made.
         """
+        change = change_json(self._plan, planned) if restart_count else {}
         self._plan = planned
         try:
             number, path = self._make_attempt()
@@ -241,6 +243,7 @@ class RunFolder:
                 "ended_at": None,
                 "exit_code": None,
                 "cause": None,
+                **({"host_change": change} if change else {}),
                 **self._conditions,
                 **_machine_at_start(),
             }

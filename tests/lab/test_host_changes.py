@@ -10,6 +10,7 @@ import pytest
 from support.processes import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
+TRAINING = Path(__file__).with_name("training_program.py")
 POPRUN = (sys.executable, "-m", "poprun_py")
 
 # Steps whose state is a file that instance 0 writes. Each step adds a line with its number, the
@@ -172,3 +173,58 @@ def test_a_user_adds_a_host_to_a_running_job(make_lab, tmp_path):
     job.check(repeated=0)
     assert "going on with node1: 2 instances with 2 replicas each, instead of 1" in said
     assert lab[0].poprun("--add-host", "grows", "node1").returncode == 3
+
+
+def test_a_training_has_the_same_bits_on_fewer_hosts_and_on_all_again(make_lab, tmp_path):
+    lab = make_lab(2)
+    words = ("--host", "node0:1,node1:1", "-n", "2", "--num-replicas", "4", "--grace", "2")
+
+    def start(folder, *options, waits=()):
+        folder.mkdir()
+        return lab[0].start(*POPRUN, *words, *options, TRAINING, folder, 24, *waits)
+
+    def end(process):
+        stdout, stderr = process.communicate(timeout=120)
+        assert process.returncode == 0, stderr
+        return stdout.split()[-1], stderr
+
+    digest, _ = end(start(tmp_path / "undisturbed"))
+    folder, runs = tmp_path / "disturbed", tmp_path / "runs"
+    process = start(
+        *(folder, "--memory-checkpoints", "--max-restarts", "1", "--output-dir", runs),
+        *("--allow-fewer-hosts", "--wait-for-hosts"),
+        waits=(10, 16),
+    )
+
+    def steps():
+        log = folder / "log"
+        return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+
+    def wait_for(step, instances):
+        wait_until(
+            lambda: steps() and steps()[-1][:3] == [str(step), "4", str(instances)],
+            60,
+            f"step {step} is not reached by {instances} instances",
+        )
+
+    wait_for(10, 2)
+    lab[1].kill()
+    (folder / "go-on-10").touch()
+    wait_for(16, 1)
+    lab.switch_on(1)
+    attempts = runs / "latest"
+    wait_until((attempts / "attempt-3").exists, 60, "the job does not use the host again")
+    (folder / "go-on-16").touch()
+    found, said = end(process)
+    assert found == digest
+    done = [int(step) for step, *_ in steps()]
+    assert sorted(set(done)) == list(range(1, 25))
+    assert len(done) - len(set(done)) <= 1, steps()
+    assert steps()[-1][2] == "2"
+    # The return of the host is no failure, so one restart is enough.
+    assert "restart 1 of 1 at once" in said
+    report = json.loads((attempts / "report.json").read_text())["attempts"]
+    lost, back = (each["host_change"] for each in report[1:])
+    assert (lost["lost"], lost["num_instances"]) == (["node1"], 1)
+    assert (back["joined"], back["num_instances"]) == (["node1"], 2)
+    print(json.dumps([each.get("restart") for each in report]))

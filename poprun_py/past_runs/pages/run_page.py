@@ -318,15 +318,42 @@ def _attempts_section(run: RecordedRun, folder: str = "") -> Section:
         for each in attempts
     ]
     titles = ("attempt", "began", "seconds", "ended", "exit code", "continued from step", "why")
-    good = (None, "completed", "checkpoint")
+    good = (None, "completed", "checkpoint", "hosts")
     failed = frozenset(i for i, each in enumerate(attempts) if each.get("cause") not in good)
     *earlier, last = attempts
     parts: list[Part] = [Table("Attempts", titles, rows, failed)]
-    parts += [*_restarts(attempts), *_instances(run, folder, last)]
+    parts += [*_host_changes(attempts), *_restarts(attempts), *_instances(run, folder, last)]
     for each in earlier:
         if tables := _instances(run, folder, each):
             parts.append(Details(f"Instances of attempt {_text(each.get('number'))}", tables))
     return Section("Attempts" if len(attempts) > 1 else "Attempt and instances", tuple(parts))
+
+
+def _host_changes(attempts: Sequence[Mapping[str, Any]]) -> list[Part]:
+    """Return a table with each change of the hosts, and what the change cost."""
+    rows, is_deterministic = [], True
+    for each in attempts:
+        change, cost = each.get("host_change"), each.get("restart")
+        if not isinstance(change, dict):
+            continue
+        known: Mapping[str, Any] = cost if isinstance(cost, dict) else {}
+        instances = [_text(change.get(key)) for key in ("num_instances_before", "num_instances")]
+        rows.append(
+            (
+                _text(each.get("number")),
+                iso_date_text(each.get("began_at")),
+                *(", ".join(map(str, change.get(key) or ())) or "-" for key in ("lost", "joined")),
+                " to ".join(instances),
+                *(_text(known.get(key)) for key in ("seconds", "num_repeated_steps")),
+            )
+        )
+        is_deterministic = is_deterministic and change.get("is_deterministic") is True
+    if not rows:
+        return []
+    titles = ("attempt", "began", "lost", "joined", "instances", "seconds", "steps computed again")
+    reason = "The number of replicas stayed the same, so the results have the same bits"
+    bits = "" if is_deterministic else " with deterministic reduction, and else agree to rounding"
+    return [Table("Changes of hosts", titles, rows), Sentence(f"{reason}{bits}.")]
 
 
 def _restarts(attempts: Sequence[Mapping[str, Any]]) -> list[Part]:

@@ -11,13 +11,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from support.launcher.plans import plan_with_folder
+from support.launcher.plans import plan_blindly, plan_with_folder
 
 from popdist_py.environment import InstanceEnvironment
 from poprun_py.errors import UsageError
 from poprun_py.launching import run_folder
 from poprun_py.launching.run_folder import RunFolder
 from poprun_py.launching.run_names import new_run_id
+from poprun_py.machines.host_list import parse_host_list
+from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.past_runs.recorded_run import seconds_since_epoch
 
 
@@ -174,6 +176,27 @@ def test_a_run_begins_after_its_wait_for_cores_and_ipus(tmp_path, monkeypatch):
     report = json.loads((folder.path / "report.json").read_text())
     assert seconds_since_epoch(report["began_at"]) == 1060.0
     again.close()
+
+
+def test_attempts_record_how_the_hosts_change(tmp_path):
+    folder = opened(tmp_path)
+    config = LaunchConfig(
+        program=("true",), output_dir=str(tmp_path), num_instances=2, num_replicas=4
+    )
+    for count, hosts in enumerate(("a,b", "a,c", "a,c")):
+        planned = plan_blindly(config, hosts=parse_host_list(hosts, source="test"))
+        folder.begin_attempt(planned, count)
+    folder.begin_attempt(plan_blindly(config, environ={"POPDIST_DETERMINISTIC": "1"}), 3)
+    attempts = json.loads((folder.path / "report.json").read_text())["attempts"]
+    assert attempts[1]["host_change"] == {
+        "lost": ["b"],
+        "joined": ["c"],
+        "num_instances_before": 2,
+        "num_instances": 2,
+        "is_deterministic": False,
+    }
+    assert ["host_change" in each for each in attempts] == [False, True, False, True]
+    assert attempts[3]["host_change"]["is_deterministic"]
 
 
 def test_attempts_record_the_queue_and_the_machine_at_their_start(tmp_path):

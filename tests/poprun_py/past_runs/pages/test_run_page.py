@@ -403,6 +403,27 @@ def test_an_instance_that_waits_for_a_slower_one_is_not_marked_as_slow():
     assert waited_for({i: (each, each) for i, each in enumerate(own)}) == set()
 
 
+def test_the_changes_of_hosts_are_a_table(tmp_path, whole):
+    files = make_run(tmp_path / "run", instances=1, attempts=2, steps=0)
+    report = json.loads(files.report.read_text())
+    change = {
+        **{"lost": ["node1"], "joined": [], "is_deterministic": False},
+        **{"num_instances_before": 2, "num_instances": 1},
+    }
+    report["attempts"][1] |= {
+        "host_change": change,
+        "restart": {"seconds": 2.5, "num_repeated_steps": 1},
+    }
+    files.report.write_text(json.dumps(report))
+    text = words(drawn(files))
+    assert "node1 - 2 to 1 2.5 s 1 The number of replicas stayed the same" in text
+    assert "the same bits with deterministic reduction, and else agree to rounding." in text
+    report["attempts"][1]["host_change"]["is_deterministic"] = True
+    files.report.write_text(json.dumps(report))
+    assert "so the results have the same bits." in words(drawn(files))
+    assert "Changes of hosts" not in words(whole)
+
+
 def test_the_cost_of_restarts_is_a_table(tmp_path, whole):
     files = make_run(tmp_path / "run", instances=1, attempts=2, steps=0)
     report = json.loads(files.report.read_text())
