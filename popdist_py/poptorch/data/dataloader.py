@@ -8,7 +8,6 @@ class AsynchronousDataAccessor receives them.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,6 +21,7 @@ from torch.utils.data import IterableDataset
 
 from popdist_py.errors import counted
 from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
+from popdist_py.poptorch.data.epoch_batches import EpochBatches, epoch_batches
 from popdist_py.poptorch.data.epoch_random_state import Draws, own_random
 from popdist_py.poptorch.data.loader_arguments import (
     check_batch_sampler,
@@ -77,7 +77,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             must yield the same order on every instance. Without a seed in the options, a single
             instance shuffles with the argument ``generator`` of torch's DataLoader if the program
             gives one. Several instances never shuffle with ``generator``.
-        num_workers: The number of worker processes that load batches.
+        num_workers: The number of worker processes that load batches. In the mode Sync, worker
+            processes seed the random generators of torch, Python and NumPy before each batch, with
+            a number that depends on the instance, the epoch and the batch. With a
+            ``worker_init_fn``, worker processes seed their generators only once, as in torch.
         drop_last: Whether to drop the last elements of the data set if they do not fill a batch.
         persistent_workers: Whether worker processes stay alive between epochs, which is the
             default. If the program has set another epoch with the data set's ``set_epoch()``, the
@@ -127,6 +130,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     sizes.
     """
 
+    # Torch's DataLoader may read ``_index_sampler`` before the constructor has set ``_batches``.
+    _batches: EpochBatches | None = None
+
     def __init__(
         self,
         options: Options,
@@ -160,15 +166,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         # The epochs from ``set_epoch()`` that the data set and its inner data sets have in the
         # existing worker processes.
         self._dataset_epochs: tuple[Any, ...]
-        # Whether an epoch's order is known without loading elements. A sampler of the program may
-        # draw from the same random generators as the data set.
-        self._can_skip = (
-            num_workers == 0
-            and mode == DataLoaderMode.Sync
-            and not isinstance(dataset, IterableDataset)
-            and all(given is None for given in (batch_sampler, kwargs.get("sampler")))
-            and kwargs.get("generator") is None
-        )
         is_divisible = auto_distributed_partitioning and not is_partition(kwargs.get("sampler"))
         partitioned = is_divisible and options.Distributed.numProcesses > 1
         shuffle = bool(shuffle)
@@ -226,6 +223,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                     options, dataset, sizes, shuffle=shuffle, order=order, given=kwargs
                 )
         super().__init__(dataset, **torch_arguments)
+        if mode == DataLoaderMode.Sync and not isinstance(dataset, IterableDataset):
+            has_own = batch_sampler is None and kwargs.get("sampler") is None
+            self._batches = epoch_batches(self, super()._index_sampler, has_own_order=has_own)
         self._dataset_epochs = dataset_epochs(dataset)
 
         self._why_empty = self._say_no_batch(batch_size, partitioned=partitioned)
@@ -295,6 +295,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if resume is not None:
             return self._go_on(resume)
         self._place = Place(self._next_epoch, Draws.of(self).state(with_random=True))
+        self._begin_batches(self._place)
         return CountedBatches(super().__iter__(), self._place)
 
     @property
@@ -309,21 +310,35 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             # program's random generators.
             draws.load(start)
             start = draws.state(with_random=True)
+            place = Place(state["epoch"], start)
+            self._begin_batches(place)
             batches = super().__iter__()
         else:
+            place = Place(state["epoch"], start, state["position"])
             # Loading the skipped batches draws random numbers, but must not change the state of the
             # program's random generators.
             with own_random():
                 draws.load(start)
+                self._begin_batches(place)
                 batches = super().__iter__()
-                # Loading the skipped batches again is slow, but workers draw random numbers for
-                # every batch. The random numbers for later batches depend on the earlier batches.
-                skip: Any = batches._next_index if self._can_skip else batches.__next__
-                with contextlib.suppress(StopIteration):
-                    for _ in range(state["position"]):
-                        skip()
-        self._place = Place(state["epoch"], start, state["position"])
+                if self._batches is None or not self._batches.can_skip:
+                    for _ in range(place.position):
+                        next(batches, None)
+        self._place = place
         return CountedBatches(batches, self._place)
+
+    def _begin_batches(self, place: Place) -> None:
+        """Prepare the indices of the remaining batches of an epoch for the next ``iter()``."""
+        if self._batches is not None:
+            torch_state: torch.Tensor = place.start["random"][0]
+            numbers = (place.epoch, self._options.Distributed.processId)
+            first = place.position if self._batches.can_skip else 0
+            self._batches.begin(bytes(torch_state.numpy()) + b"%d %d" % numbers, first)
+
+    @property
+    def _index_sampler(self) -> Any:
+        """The sampler that torch's DataLoader iterates over in each epoch."""
+        return super()._index_sampler if self._batches is None else self._batches
 
     def state_dict(self) -> dict[str, Any]:
         """Return the current position in the data, as a state for ``load_state_dict()``.
@@ -335,9 +350,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         executes no code.
 
         The state of the DataLoader also includes the result of the sampler's method
-        ``state_dict()``, or the sampler's attributes ``generator`` and ``epoch``. The state of the
-        DataLoader does not include the random generators of persistent worker processes. The
-        program itself must save the state of its own random generators.
+        ``state_dict()``, or the sampler's attributes ``generator`` and ``epoch``. In the mode Sync,
+        the returned state determines the random numbers that worker processes draw from the
+        generators of torch, Python and NumPy, unless the program gives a ``worker_init_fn``. In
+        the other modes, the state does not include the generators of persistent worker processes.
+        The program itself must save the state of its own random generators.
         """
         return {**self._state(), "batch_elements": self._elements_of_batch}
 
@@ -371,10 +388,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         size has changed, for example because of other device iterations, the DataLoader skips the
         same number of elements as before. The number of instances may have changed too.
 
-        The elements before the saved position are not loaded in the mode Sync without worker
-        processes, unless the program gives a sampler or a generator. In all other cases, the
-        elements before the saved position are loaded again and discarded, because loading draws
-        random numbers.
+        In the mode Sync, the elements before the saved position are not loaded again. There are
+        exceptions, because loading draws random numbers: an iterable data set, a sampler or
+        generator of the program without worker processes, and a ``worker_init_fn`` or a batch
+        sampler of a class of the program with worker processes. In the exceptions and in the other
+        modes, the elements before the saved position are loaded again and discarded.
         """
         state = {**state_dict, "position": position_in(state_dict, self._elements_of_batch)}
         if self._accessor is not None:

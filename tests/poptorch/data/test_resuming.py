@@ -349,6 +349,67 @@ class Loaded(torch.utils.data.Dataset):
         return index + torch.rand(1) + random.random() + np.random.rand()
 
 
+class InWorkers(Loaded):
+    """Counts the elements that all worker processes load."""
+
+    def __init__(self):
+        self.all_loaded = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    def __getitem__(self, index):
+        self.loaded = 0
+        self.all_loaded += 1
+        return super().__getitem__(index)
+
+
+def batches_of(data, processes=1, **arguments):
+    options = Options().randomSeed(3)
+    options.Distributed.configureProcessId(processes - 1, processes)
+    return DataLoader(options, data, 4, shuffle=True, num_workers=1, **arguments)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_workers_go_on_with_their_random_numbers_and_load_nothing_again(persistent):
+    loader = batches_of(InWorkers(), persistent_workers=persistent)
+    epochs = [[batch.tolist() for batch in loader] for _ in range(3)]
+    assert len({round(batch[0][0] % 1, 4) for epoch in epochs for batch in epoch}) == 30
+    again = batches_of(InWorkers(), persistent_workers=persistent)
+    for _ in range(2):
+        list(again)
+    list(itertools.islice(again, 6))
+    state = saved(again.state_dict())
+    resumed = batches_of(InWorkers(), persistent_workers=persistent)
+    torch.manual_seed(4)
+    resumed.load_state_dict(state)
+    assert [batch.tolist() for batch in resumed] == epochs[2][6:]
+    # Persistent workers begin an epoch when they start, and may load two batches of it.
+    assert 16 <= resumed.dataset.all_loaded <= 16 + (8 if persistent else 0)
+
+
+def test_workers_of_each_instance_have_random_numbers_of_their_own():
+    batches = [next(iter(batches_of(InWorkers(), processes=count))) for count in (1, 2)]
+    first, second = (batch.flatten() % 1 for batch in batches)
+    assert not torch.isclose(first, second, atol=1e-4).any()
+
+
+def test_a_worker_init_fn_seeds_the_workers_alone():
+    loader = batches_of(InWorkers(), worker_init_fn=seed_with_1, persistent_workers=False)
+    epochs = [torch.stack([batch % 1 for batch in loader]) for _ in range(2)]
+    torch.testing.assert_close(*epochs, atol=1e-4, rtol=0, msg="nothing else seeds them")
+    list(itertools.islice(loader, 6))
+    state = saved(loader.state_dict())
+    resumed = batches_of(InWorkers(), worker_init_fn=seed_with_1)
+    resumed.load_state_dict(state)
+    rest = torch.stack([batch % 1 for batch in resumed])
+    torch.testing.assert_close(rest, epochs[0][6:], atol=1e-4, rtol=0)
+    assert resumed.dataset.all_loaded == 40
+
+
+def seed_with_1(_):
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+
+
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("di", [1, 3])
 def test_without_workers_nothing_is_loaded_again(shuffle, di):
