@@ -50,9 +50,10 @@ class TrainingCheckpoints:
     job reads and writes the files of checkpoints. After ``resume()``, all results have the same
     bits as in a training without interruption.
 
-    A training can also resume with another number of instances than before. With another number of
-    instances, the rest of the epoch may have another order, and all instances continue with the
-    random numbers of instance 0.
+    A training can also resume with another number of instances than before. A
+    ``poptorch.DataLoader`` in its global order then continues with the same global batches. With
+    other loaders, the rest of the epoch may have another order. If the number of instances changes,
+    all instances continue with the host's random numbers of instance 0.
 
     Args:
         folder: The folder of the checkpoint files, on the host of instance 0.
