@@ -170,12 +170,13 @@ def threads(pid: int) -> list[int]:
         return []
 
 
-def has_children(pid: int) -> bool:
-    """Return whether the main thread of a process has a living child process."""
+def has_children(pid: int, without: int = 0) -> bool:
+    """Return whether a process's main thread has a living child process other than ``without``."""
     listed = read_file(pid, f"task/{pid}/children")
     if listed is None:
-        return pid in children_by_parent()
-    return any(start_ticks(int(child)) is not None for child in listed.split())
+        return any(child != without for child in children_by_parent().get(pid, ()))
+    children = (int(child) for child in listed.split())
+    return any(child != without and start_ticks(child) is not None for child in children)
 
 
 def command_line(pid: int) -> str:

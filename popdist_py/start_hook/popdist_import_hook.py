@@ -20,11 +20,20 @@ if TYPE_CHECKING:
 def run_at_import(name: str, run: "Run") -> None:
     """Call ``run(execute, module)`` when a program imports the module ``name`` for the first time.
 
+    If the module is already imported, ``run`` is called at once, with a function that does nothing.
+
     Args:
         name: The full name of the module, such as ``torch.distributed``.
         run: A function that must call ``execute(module)``, which runs the module's code.
     """
-    sys.meta_path.insert(0, _Finder(name, run))
+    if name in sys.modules:
+        run(_do_nothing, sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _Finder(name, run))
+
+
+def _do_nothing(module: "ModuleType") -> None:
+    pass
 
 
 def specs(name: str, path: object = None, without: object = None) -> "Iterator[ModuleSpec]":

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 _PMIX = ("/libpmix.so", "/mca_pmix_", "/libopen-pal.so")
 _SHARED_MEMORY = {"sm", "vader"}
 _HERE = os.path.dirname(os.path.abspath(__file__))
-# The index of the flag "has started MPI" in the shared memory, and the size of the flag in bytes.
-# poprun_py/instance/progress_memory.py contains the same two numbers.
-_WORD, _WORD_BYTES = 30, 8
+# The offset of the flag "has started MPI", a byte in the shared memory. The module
+# poprun_py/instance/progress_memory.py contains the same number.
+_STARTED_AT = 30 * 8
 
 
 class _Mover:
@@ -71,8 +71,8 @@ class _Mover:
             return
         try:
             with open(self._heartbeat, "r+b", buffering=0) as file:
-                file.seek(_WORD * _WORD_BYTES)
-                file.write((1).to_bytes(_WORD_BYTES, sys.byteorder))
+                file.seek(_STARTED_AT)
+                file.write(b"\1")
         except OSError:
             pass  # the program runs without a wrapper
 

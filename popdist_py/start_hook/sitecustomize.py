@@ -78,4 +78,7 @@ _count_steps()
 _keep_mpi()
 _keep_sockets()
 _let_threads_sleep()
-_step_aside()
+# A program that the launcher's wrapper forks from a prepared process runs this file once more. The
+# user's ``sitecustomize`` has run in the prepared process.
+if __name__ == "sitecustomize":
+    _step_aside()

@@ -227,10 +227,15 @@ def stacks_variables(
     on ``STACKS_SIGNAL``.
     """
     variables = {"POPDIST_STACKS": f"{int(STACKS_SIGNAL)}:/proc/{os.getpid()}/fd/{file}"}
-    is_python = os.path.basename(command[0]).startswith(("python", "pypy"))
-    if is_python or command[0] == sys.executable:
+    if is_python(command):
         variables["PYTHONPATH"] = _python_path(_DIAGNOSTICS_HOOK, environ)
     return variables
+
+
+def is_python(command: "Sequence[str]") -> bool:
+    """Return whether a command starts Python, as far as its first word tells."""
+    is_named = os.path.basename(command[0]).startswith(("python", "pypy"))
+    return is_named or command[0] == sys.executable
 
 
 def import_lent_sockets() -> "ModuleType":

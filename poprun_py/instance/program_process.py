@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from poprun_py.instance.launcher_channel import LauncherChannel
+    from poprun_py.instance.prepared_python import PreparedPython
     from poprun_py.instance.program_input import ProgramInput, Pty
     from poprun_py.instance.transferred_files import ReceivedFile
 
@@ -60,6 +61,8 @@ class ProgramProcess:
         self.output = ProgramOutput(channel.send_bytes)
         self.input: ProgramInput | None = None
         self.received_file: ReceivedFile | None = None
+        # A process that may fork the program, and which is not a process of the program.
+        self.prepared: PreparedPython | None = None
         self.grace_seconds = 0.0
         self._channel = channel
         self._kill_at = float("inf")
@@ -85,22 +88,12 @@ class ProgramProcess:
         # If the child executes the program, the kernel closes the report pipe. If the child cannot
         # execute the program, it writes the reason into the report pipe.
         report_read, report_write = os.pipe()
-        parent = os.getpid()
         binding.apply_planned()
         self.started_ns = time.monotonic_ns()
-        try:
-            pid = os.fork()
-        except OSError as error:  # fork fails if, for example, the system has too many processes
-            os.write(report_write, f"{self.command[0]}: {error.strerror}".encode(errors="replace"))
-        else:
-            if pid == 0:
-                try:
-                    self._become_program(
-                        parent, out_write, err_write, report_write, handled_signals
-                    )
-                finally:
-                    os._exit(_NOT_EXECUTABLE)
-            self.pid = pid
+        if self.prepared is not None and self.input is None and self.received_file is None:
+            self.pid = self.prepared.fork_program(out_write, err_write)
+        if not self.pid:
+            self._fork_and_exec(out_write, err_write, report_write, handled_signals)
         for descriptor in (out_write, err_write, report_write):
             os.close(descriptor)
         if self.received_file is not None:
@@ -110,10 +103,43 @@ class ProgramProcess:
         self.output.add(FileIO(out_read), control_protocol.STDOUT)
         self.output.add(FileIO(err_read), control_protocol.STDERR)
 
+    def _fork_and_exec(
+        self, out: int, err: int, report: int, handled_signals: "Collection[int]"
+    ) -> None:
+        """Fork a child that executes the program's command."""
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:  # fork fails if, for example, the system has too many processes
+            os.write(report, f"{self.command[0]}: {error.strerror}".encode(errors="replace"))
+            return
+        if pid == 0:
+            try:
+                self._become_program(parent, out, err, report, handled_signals)
+            finally:
+                os._exit(_NOT_EXECUTABLE)
+        self.pid = pid
+
+    def prepare_next(self, handled_signals: "Collection[int]") -> "PreparedPython":
+        """Start a process that can fork the program of the next attempt."""
+        from poprun_py.instance.prepared_python import PreparedPython
+
+        def become(parent: int, out: int, err: int) -> None:
+            self._become_child(parent, out, err, handled_signals)
+
+        self.prepared = PreparedPython(self.command, become)
+        return self.prepared
+
     def _become_program(
         self, parent: int, out: int, err: int, report: int, handled_signals: "Collection[int]"
     ) -> "NoReturn":
         """In the child, leave the wrapper's process group, redirect output and exec the program."""
+        self._become_child(parent, out, err, handled_signals)
+        exec_program(self.command, report)
+
+    def _become_child(
+        self, parent: int, out: int, err: int, handled_signals: "Collection[int]"
+    ) -> None:
         if self.input is not None:
             out, err = self.input.typed.become_stdin(out, err)
         else:
@@ -126,7 +152,6 @@ class ProgramProcess:
         os.dup2(out, 1)
         os.dup2(err, 2)
         self._channel.close()
-        exec_program(self.command, report)
 
     def collect_ended(self) -> "struct_rusage | None":
         """Collect child processes that have ended, including orphans of the program.
@@ -149,6 +174,8 @@ class ProgramProcess:
             if pid == self.pid:
                 self.record_end(status)
                 program_usage = usage
+            elif self.prepared is not None and pid == self.prepared.pid:
+                self.prepared.pid = 0
 
     def record_end(self, status: int) -> None:
         """Record the program's wait status, and limit the time for processes it left running."""
@@ -167,7 +194,7 @@ class ProgramProcess:
         return (
             not self.is_running
             and not self.output.sources
-            and not process_info.has_children(os.getpid())
+            and not process_info.has_children(os.getpid(), self._prepared_pid)
         )
 
     def send_signal(self, number: int) -> None:
@@ -175,7 +202,7 @@ class ProgramProcess:
         if self.is_running and self.pid:
             process_control.signal_group(self.pid, number)
         elif not self.is_running and number in (signal.SIGTERM, signal.SIGINT):
-            for pid in process_info.descendants(os.getpid()):
+            for pid in self._descendants():
                 process_control.signal_process(pid, number)
 
     def stop(self, grace_seconds: float, number: int = signal.SIGTERM) -> None:
@@ -239,11 +266,20 @@ class ProgramProcess:
         """Kill the program and every process that it has started."""
         if self.is_running:
             process_control.signal_group(self.pid, signal.SIGKILL)
-        left = process_info.descendants(os.getpid())
+        left = self._descendants()
         if self.exit_code in _GOOD_CODES:
             self._report_leftovers(left)
         for pid in left:
             process_control.signal_process(pid, signal.SIGKILL)
+
+    @property
+    def _prepared_pid(self) -> int:
+        return 0 if self.prepared is None else self.prepared.pid
+
+    def _descendants(self) -> list[int]:
+        """Return all processes that the program has started, parents before children."""
+        without = self._prepared_pid
+        return [pid for pid in process_info.descendants(os.getpid()) if pid != without]
 
     def _report_leftovers(self, pids: list[int]) -> None:
         """Report each process that the program left running and the wrapper kills, only once."""

@@ -22,6 +22,7 @@ from poprun_py.instance import (
     program_environment,
 )
 from poprun_py.instance.launcher_channel import LauncherChannel
+from poprun_py.instance.prepared_python import may_prepare
 from poprun_py.instance.program_process import ProgramProcess, exec_program
 from poprun_py.instance.program_reports import ProgramReports
 from poprun_py.instance.quick_imports import loads, signal, socket
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from poprun_py.instance.job_folders import CheckpointMemory, JobFolder
+    from poprun_py.instance.prepared_python import PreparedPython
     from poprun_py.instance.transferred_files import SentFiles
     from poprun_py.machines.leases import Lease
 
@@ -48,6 +50,8 @@ LEAVE_SECONDS = 2.0
 # A launcher that was killed may keep the job's folders locked for about 0.3 seconds.
 _DYING_SECONDS = 0.3
 _REAP_MILLISECONDS = 20
+# The wrapper looks at this interval whether the program has made a step, until it has made one.
+_PREPARE_CHECK_SECONDS = 0.5
 
 
 def main(argv: list[str]) -> int:
@@ -127,6 +131,8 @@ class Wrapper:
         self._wake = -1  # the pipe with a byte for each signal; -1 before the first program starts
         self._daemon: dict[str, Any] = {}
         self._states: CheckpointMemory | None = None
+        # A process that can fork the program of the next attempt.
+        self._prepared: PreparedPython | None = None
         self._is_restarted = False  # whether the launcher restarts the job after this attempt
         # The time from which the wrapper may end: 0 after the message BYE or the launcher's end.
         self._leave_at = float("inf")
@@ -135,11 +141,12 @@ class Wrapper:
     def _prepare_program(self) -> None:
         """Make the objects for the program of one attempt."""
         self._program = ProgramProcess(self._command, self._channel)
+        self._program.prepared = self._prepared
         self._reports = ProgramReports(self._program, self._channel)
         self._sent_files: SentFiles | None = None
         self._unsent_parts: Iterator[bytes] = iter(())
         self._spans = ""  # the prefix of the paths of the program's span files
-        self._is_started = self._is_end_reported = False
+        self._is_started = self._is_end_reported = self._may_prepare = False
 
     def run(self) -> int:
         """Run the program, in each attempt at the job; return the exit code for mpirun."""
@@ -240,6 +247,7 @@ class Wrapper:
             os.environ.update(self._program.input.variables())
         if self._wake < 0:
             self._install_signals()
+        self._may_prepare = self._program.input is None and may_prepare(self._command, os.environ)
         self._program.start(_SIGNALS)
         self._is_started = True
         self._reports.program_started()
@@ -296,11 +304,21 @@ class Wrapper:
             program.limit_after_exception()
         program.on_time(time.monotonic())
         self._reports.on_time(time.monotonic())
+        if self._may_prepare and memory.may_fork_again():
+            self._prepare_python()
         if not self._is_end_reported and program.is_all_over():
             self._is_end_reported = self._report_end()
         # If the wrapper ended before the message BYE, MPICH would end the other instances.
         may_leave = time.monotonic() >= self._leave_at
         return self._is_end_reported and not self._channel.has_unsent and may_leave
+
+    def _prepare_python(self) -> None:
+        """Start a process that can fork the next program, unless such a process is waiting."""
+        self._may_prepare = False
+        program = self._program
+        is_waiting = self._prepared is not None and self._prepared.pid
+        if program.is_running and not program.is_stopping and not is_waiting:
+            self._prepared = program.prepare_next(_SIGNALS)
 
     def _collect_ended(self) -> None:
         usage = self._program.collect_ended()
@@ -334,6 +352,8 @@ class Wrapper:
             deadline = float("inf") if self._channel.has_unsent else self._leave_at
         elif self._program.is_running:
             deadline = min(self._program.next_deadline(), self._reports.next_deadline())
+            if self._may_prepare:
+                deadline = min(deadline, time.monotonic() + _PREPARE_CHECK_SECONDS)
         else:
             return _REAP_MILLISECONDS
         if deadline == float("inf"):
@@ -431,6 +451,8 @@ class Wrapper:
 
     def _release(self) -> None:
         """Give back the leased CPUs, leave the job's folders and close the connection."""
+        if self._prepared is not None:
+            self._prepared.end()
         if self._lease is not None:
             self._lease.close()
         wait_seconds = 0.0 if self._channel.is_connected else _DYING_SECONDS

@@ -57,6 +57,7 @@ INTERNAL_VARIABLES = frozenset(
         # POPRUN_LEASES names the folder of CPU leases; the value ``none`` turns leases off.
         "POPRUN_LEASES",
         "POPRUN_MEMORY_NODES",
+        "POPRUN_PREPARED",
         "POPRUN_RUN_ID",
         "POPRUN_STDIN",
         "POPRUN_STDIN_READER",

@@ -7,6 +7,9 @@ wrapper when an exception has ended its main thread, because other threads may k
 alive afterwards. Before a process with torch ends, it waits for gloo's threads, which might
 otherwise abort the process while Python shuts down.
 
+In a process that the wrapper has started for later restarts, the hook waits until the wrapper forks
+a program from the process.
+
 The hook removes its folder from ``sys.path`` and PYTHONPATH, and runs the user's own
 ``sitecustomize``, so that the program does not see the hook.
 """
@@ -24,6 +27,9 @@ _GLOO = "pt_gloo_runloop"
 _IDLE_CHECKS, _CHECK_SECONDS, _MOST_CHECKS = 2, 0.001, 1000
 # The offset of the word _FAILED (progress_memory.py) in the shared memory, and the size of a word.
 _FAILED_AT, _WORD_BYTES = 28 * 8, 8
+# The offset of the byte that tells that this hook runs in the program (progress_memory.py).
+_RUNS_AT = 30 * 8 + 1
+_START_HOOK = os.path.abspath(f"{__file__}/../../../../popdist_py/start_hook")
 # The possible names of the main thread's outermost function while the program's code runs.
 _PROGRAM_FUNCTIONS = ("<module>", "_run_module_as_main")
 
@@ -146,15 +152,28 @@ def _tell_wrapper(path: str, program: int) -> None:
         return
 
 
+def _tell_that_hook_runs() -> None:
+    """Tell the wrapper that this hook runs in its program, so that it may prepare a process.
+
+    Without this hook, such a process would run the program itself.
+    """
+    path = os.environ.get("POPDIST_HEARTBEAT", "")
+    if os.environ.get("POPDIST_MEMORY_CHECKPOINTS") != "1" or not path:
+        return
+    if path.split("/")[2:3] == [str(os.getppid())]:
+        try:
+            with open(path, "r+b", buffering=0) as file:
+                file.seek(_RUNS_AT)
+                file.write(b"\1")
+        except OSError:
+            return
+
+
 def _hide_hook() -> None:
     """Remove the hook's folder from sys.path and PYTHONPATH; run the user's ``sitecustomize``."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
-    rest = [e for e in os.environ.get("PYTHONPATH", "").split(os.pathsep) if e != here]
-    if any(rest):
-        os.environ["PYTHONPATH"] = os.pathsep.join(rest)
-    else:
-        os.environ.pop("PYTHONPATH", None)
+    _hide_from_variables()
     ours = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
@@ -164,6 +183,49 @@ def _hide_hook() -> None:
     finally:
         if "sitecustomize" not in sys.modules and ours is not None:
             sys.modules["sitecustomize"] = ours
+
+
+def _hide_from_variables() -> None:
+    here = os.path.dirname(os.path.abspath(__file__))
+    rest = [e for e in os.environ.get("PYTHONPATH", "").split(os.pathsep) if e != here]
+    if any(rest):
+        os.environ["PYTHONPATH"] = os.pathsep.join(rest)
+    else:
+        os.environ.pop("PYTHONPATH", None)
+
+
+def _wait_for_start(requests: int) -> None:
+    """Prepare this process for forks; return in each forked program, with the hooks installed."""
+    try:
+        import poprun_prepared_start  # type: ignore[import-not-found]
+
+        _hide_hook()
+        poprun_prepared_start.wait_for_start(requests)
+    except BaseException:
+        os._exit(1)  # without the hook, Python would run the script here
+    _answer_wrapper()
+    _hide_from_variables()
+    if _START_HOOK in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        _run_start_hook()
+
+
+def _run_start_hook() -> None:
+    """Run the library's start hook, which ran before the fork without the library's variables."""
+    import runpy
+
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None) or ""
+        if path.startswith(_START_HOOK) and name != "sitecustomize":
+            del sys.modules[name]
+    sys.path.insert(0, _START_HOOK)
+    runpy.run_path(os.path.join(_START_HOOK, "sitecustomize.py"), run_name="popdist_start")
+    sys.path.remove(_START_HOOK)
+
+
+def _answer_wrapper() -> None:
+    _write_stacks_on_signal()
+    _report_fatal_exception()
+    _tell_that_hook_runs()
 
 
 def _wait_for_gloo() -> None:
@@ -202,7 +264,9 @@ def _states_of_threads(name: str) -> set[str]:
     return states
 
 
-_write_stacks_on_signal()
-_report_fatal_exception()
-_hide_hook()
 atexit.register(_wait_for_gloo)
+if requests := os.environ.pop("POPRUN_PREPARED", ""):
+    _wait_for_start(int(requests))
+else:
+    _answer_wrapper()
+    _hide_hook()

@@ -1,0 +1,118 @@
+"""What a prepared process imports, and in which states it ends instead of waiting for requests."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+from support.repository import ROOT
+
+from poprun_py.instance.prepared_python import may_prepare
+
+HOOK = ROOT / "poprun_py" / "instance" / "diagnostics_hook"
+
+
+@pytest.fixture
+def start(monkeypatch):
+    monkeypatch.syspath_prepend(str(HOOK))
+    return importlib.import_module("poprun_prepared_start")
+
+
+def write(folder, **texts):
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(text)
+
+
+def test_packages_of_the_script_and_of_modules_beside_it_are_found(start, tmp_path):
+    write(
+        tmp_path,
+        script="import os, json.tool as t\nfrom torch.utils.data import DataLoader\nimport own\n"
+        "from . import x\ndef main(): import late\nif True: import conditional\n",
+        own="import script, decimal\nfrom numpy import array\n",
+    )
+    names = list(start._imported_names(str(tmp_path / "script.py"), str(tmp_path), set()))
+    assert names == ["os", "json.tool", "torch.utils.data", "decimal", "numpy"]
+
+
+def test_only_installed_packages_are_imported(start, tmp_path, monkeypatch):
+    write(tmp_path, users_module="")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    # MPI can start only once under a wrapper.
+    names = ("torch", "fractions", "sys", "users_module", "no_such_module", "mpi4py")
+    assert [start._is_installed(each) for each in names] == [True, True, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("words", "argv", "script"),
+    [
+        (["python", "program.py", "a"], ["program.py", "a"], "program.py"),
+        (["python", "-u", "-m", "pack.mod", "a"], ["-m", "a"], "pack/mod.py"),
+        (["python", "-m", "pack"], ["-m"], "pack/__main__.py"),
+        (["python", "-m", "elsewhere"], ["-m"], None),
+        (["python", "-c", "pass"], ["-c"], None),
+        (["python"], [""], None),
+    ],
+)
+def test_the_script_is_found_by_the_command(start, tmp_path, monkeypatch, words, argv, script):
+    (tmp_path / "pack").mkdir()
+    for name in ("program.py", "pack/mod.py", "pack/__main__.py"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "orig_argv", words)
+    monkeypatch.setattr(sys, "argv", argv)
+    found = start._script()
+    assert (found and os.path.relpath(found)) == script
+
+
+def test_files_beside_the_script_that_hide_modules_are_found(start, tmp_path):
+    (tmp_path / "json").mkdir()
+    write(tmp_path, script="")
+    assert not start._hidden(str(tmp_path))  # a folder without __init__.py hides nothing
+    (tmp_path / "json" / "__init__.py").touch()
+    assert start._hidden(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("code", "goes_on"),
+    [
+        ("p._exit_unless_alone()", True),
+        ("import numpy; p._exit_unless_alone()", True),  # OpenBLAS has threads
+        (
+            "import threading, time\nthreading.Thread(target=time.sleep, args=[9], daemon=True)"
+            ".start(); p._exit_unless_alone()",
+            False,
+        ),
+        ("sys.meta_path.insert(0, p._MpiBlocker())\nimport mpi4py", True),
+        ("sys.meta_path.insert(0, p._MpiBlocker())\nimport mpi4py.MPI", False),
+    ],
+)
+def test_a_process_with_threads_or_mpi_ends(code, goes_on):
+    begin = f"import sys; sys.path.insert(0, {str(HOOK)!r}); import poprun_prepared_start as p\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{begin}{code}\nprint('goes on')"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.stdout == "goes on\n") is goes_on
+
+
+@pytest.mark.parametrize(
+    ("changed", "command", "expected"),
+    [
+        ({}, "/usr/bin/python3.11", True),
+        ({}, "bash", False),
+        ({"POPDIST_MEMORY_CHECKPOINTS": ""}, "python", False),
+        ({"TORCHELASTIC_RESTART_COUNT": "3"}, "python", False),  # no restart is left
+        ({"TORCHELASTIC_MAX_RESTARTS": ""}, "python", False),
+    ],
+)
+def test_a_process_is_prepared_if_a_restart_may_follow(changed, command, expected):
+    environ = {
+        "POPDIST_MEMORY_CHECKPOINTS": "1",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_MAX_RESTARTS": "3",
+        **changed,
+    }
+    assert may_prepare([command, "program.py"], environ) is expected
