@@ -121,13 +121,16 @@ INSPECT = b"I"
 LOST_AFTER_SECONDS = 15
 
 
-def keep_alive(channel: "Socket") -> None:
-    """Let the kernel close a TCP connection whose peer stops answering, even with unsent data."""
+def keep_alive(channel: "Socket", idle_seconds: int = 5, interval_seconds: int = 2) -> None:
+    """Let the kernel close a TCP connection whose peer stops answering, even with unsent data.
+
+    The kernel probes a connection that was idle for some seconds, and repeats this at an interval.
+    """
     channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_NODELAY", 1),
-        ("TCP_KEEPIDLE", 5),
-        ("TCP_KEEPINTVL", 2),
+        ("TCP_KEEPIDLE", idle_seconds),
+        ("TCP_KEEPINTVL", interval_seconds),
         ("TCP_KEEPCNT", (LOST_AFTER_SECONDS - 5) // 2),
         ("TCP_USER_TIMEOUT", LOST_AFTER_SECONDS * 1000),
     ):

@@ -157,10 +157,7 @@ class Attempts:
         output_dir = job.files.output_dir or self.output_folder
         states = self._states.path
         files = replace(job.files, output_dir=output_dir, checkpoint_memory=states)
-        hosts = replace(
-            job.hosts, changes=self._hosts, keeps_state=planned.config.memory_checkpoints
-        )
-        job = replace(job, files=files, hosts=hosts)
+        job = replace(job, files=files, hosts=self._hosts.changeable(job.hosts))
         self.on_attempt(job)
         _make_folder_of_results(planned, count)
         if count:

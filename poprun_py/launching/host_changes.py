@@ -21,6 +21,7 @@ from poprun_py.machines.host_list import Host
 from poprun_py.options.option_types import FOREVER
 from poprun_py.planning.hosts_and_mpi import hosts_of
 from poprun_py.planning.launch_plan import LaunchPlan
+from poprun_py.running.supervise.job_description import Hosts
 from poprun_py.running.supervise.launch_result import LaunchResult
 from poprun_py.running.supervise.other_hosts import HostWatch
 from poprun_py.terminal import Console
@@ -61,6 +62,17 @@ class JobHosts:
     @staticmethod
     def _names(planned: LaunchPlan) -> list[str]:
         return [host.name for host in planned.topology.hosts]
+
+    def changeable(self, hosts: Hosts) -> Hosts:
+        """Return the supervisor's description of hosts, with the changes that this job permits."""
+        config = self._first.config
+        may_lose = config.allow_fewer_hosts or config.wait_for_hosts is not None
+        return replace(
+            hosts,
+            changes=self,
+            keeps_state=config.memory_checkpoints,
+            is_loss_cheap=config.memory_checkpoints and may_lose,
+        )
 
     # --- between two attempts -----------------------------------------------------------------
 

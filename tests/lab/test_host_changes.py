@@ -11,6 +11,7 @@ from support.processes import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 TRAINING = Path(__file__).with_name("training_program.py")
+FEWER = ("--allow-fewer-hosts",)
 POPRUN = (sys.executable, "-m", "poprun_py")
 
 # Steps whose state is a file that instance 0 writes. Each step adds a line with its number, the
@@ -103,6 +104,22 @@ def test_a_lost_host_is_replaced_by_more_replicas_and_taken_in_again(make_lab, t
     assert "going on with node1: 2 instances with 2 replicas each, instead of 1" in said
     assert [each["cause"] for each in job.attempts()] == ["failed", "hosts", "completed"]
     assert [len(each["instances"]) for each in job.attempts()] == [2, 1, 2]
+
+
+def test_a_host_that_is_lost_while_a_restart_begins_is_left_out_as_well(make_lab, tmp_path):
+    lab = make_lab(3)
+    job = Job(lab, tmp_path, "--host", lab.names(), "-n", "3", "--num-replicas", "6", *FEWER)
+    job.wait_for(["node0", "node1", "node2"])
+    lab[1].kill()
+    lines = [job.process.stderr.readline()]
+    while "restart 1 of 3" not in lines[-1]:
+        lines.append(job.process.stderr.readline())
+        assert lines[-1], lines
+    lab[2].kill()
+    wait_until(lambda: set(job.lines()[-1][2:]) == {"node0"}, 90, "the job does not go on on node0")
+    said = job.end()
+    job.check(replicas=6, repeated=2)
+    assert "going on without node2" in said
 
 
 def test_processes_that_are_replicas_keep_their_number_and_wait_for_a_restart(make_lab, tmp_path):
@@ -227,4 +244,6 @@ def test_a_training_has_the_same_bits_on_fewer_hosts_and_on_all_again(make_lab, 
     lost, back = (each["host_change"] for each in report[1:])
     assert (lost["lost"], lost["num_instances"]) == (["node1"], 1)
     assert (back["joined"], back["num_instances"]) == (["node1"], 2)
-    print(json.dumps([each.get("restart") for each in report]))
+    # A silent host is lost after 5 s.
+    times = [float(moment) for *_, moment in steps()]
+    assert times[done.index(11)] - times[done.index(10)] < 30

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 # The launcher checks at this interval, in seconds, whether the other hosts of the job are still
 # reachable.
 _CHECK_SECONDS = 1.0
+# A silent host counts as lost after these seconds if the job then restarts from a state in memory
+# and without the host. A wrong guess costs one restart, but a late one costs more than a restart.
+_CHEAP_LOSS_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -143,13 +146,21 @@ class ControlChannel:
 
     The sockets of the channel exist only between ``open`` and ``close``.
 
+    Args:
+        num_instances: The number of instances.
+        events: The object that handles the events of the channel.
+        is_loss_cheap: Whether the loss of a host costs little, so that a host counts as lost after
+            a shorter silence.
+
     Attributes:
         peers: The connected instances.
         token: The secret that a wrapper sends when the wrapper connects.
         address: The address to which the wrappers connect; empty before ``open``.
     """
 
-    def __init__(self, num_instances: int, events: ChannelEvents) -> None:
+    def __init__(
+        self, num_instances: int, events: ChannelEvents, *, is_loss_cheap: bool = False
+    ) -> None:
         self.peers: dict[int, Peer] = {}
         self.token = os.urandom(16).hex()
         self.address = ""
@@ -160,6 +171,7 @@ class ControlChannel:
         self._gate: Gate | None = None
         self._check_at = 0.0
         self._num_instances = num_instances
+        self._is_loss_cheap = is_loss_cheap
         self._events = events
         self._paused = False
 
@@ -237,8 +249,16 @@ class ControlChannel:
             connection.drop_unread(now)
         self._others = {each for each in self._others if each.is_open}
         for peer in self.peers.values():
-            if peer.connection.is_open and _is_unreachable(peer.connection.channel):
+            if peer.connection.is_open and self._is_unreachable(peer.connection.channel):
                 self._disconnect(peer)
+
+    def _is_unreachable(self, channel: socket.socket) -> bool:
+        if channel.family == socket.AF_UNIX:
+            return False
+        from popdist_py.peers.silence import is_silent  # only jobs on several hosts need this
+
+        seconds = control_protocol.LOST_AFTER_SECONDS
+        return is_silent(channel, _CHEAP_LOSS_SECONDS if self._is_loss_cheap else seconds)
 
     def pause(self, paused: bool) -> None:
         """Pause or resume the reading from wrappers; in a pause, instances cannot write output."""
@@ -300,7 +320,10 @@ class ControlChannel:
             self._events.accept_failed(error)
             return
         for member in admitted:
-            control_protocol.keep_alive(member.connection)
+            if self._is_loss_cheap:
+                control_protocol.keep_alive(member.connection, idle_seconds=1, interval_seconds=1)
+            else:
+                control_protocol.keep_alive(member.connection)
             self._await_hello(member.connection)
 
     def _accept(self, listener: Any, _: int) -> None:
@@ -407,14 +430,6 @@ def _answer(connection: Connection, text: str) -> None:
         connection.send_last(
             b"".join(control_protocol.pack(control_protocol.STACKS, part) for part in parts)
         )
-
-
-def _is_unreachable(channel: socket.socket) -> bool:
-    if channel.family == socket.AF_UNIX:
-        return False
-    from popdist_py.peers.silence import is_silent  # only jobs on several hosts need this import
-
-    return is_silent(channel, control_protocol.LOST_AFTER_SECONDS)
 
 
 def _listen(address: str) -> socket.socket:

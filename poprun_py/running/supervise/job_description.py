@@ -154,6 +154,7 @@ class Hosts:
             the same hosts.
         keeps_state: Whether the programs keep their newest state in memory, so that an attempt may
             be ended at any time.
+        is_loss_cheap: Whether the job goes on from a state in memory if it loses a host.
     """
 
     listen: str | None = None
@@ -165,6 +166,7 @@ class Hosts:
     explain_failed_start: Callable[[], str] | None = None
     changes: HostChanges | None = None
     keeps_state: bool = False
+    is_loss_cheap: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

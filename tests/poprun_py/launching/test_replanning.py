@@ -123,6 +123,12 @@ def end(job, *lost, has_model=True):
     return shape(job.plan)
 
 
+def slept(_):
+    """Wait for a moment, without a signal."""
+    time.sleep(0.01)
+    return 0
+
+
 def shape(planned):
     topology = planned.topology
     return [host.name for host in topology.hosts], topology.num_instances, topology.num_replicas
@@ -183,6 +189,17 @@ def test_a_wait_ends_after_its_time(job, monkeypatch):
     assert made._console.lines[-1] == (
         "b is no longer awaited: the time of wait_for_hosts=10.0 is over"
     )
+
+
+def test_a_wait_ends_when_the_host_is_back(job):
+    made = job("a,b", num_instances=2, num_replicas=2, **WAITING)
+    first = made.plan
+    made.note_end(LaunchResult(exit_code=1), made.plan.topology.hosts[1:])
+    assert made.lacks_hosts
+    assert made.choose(slept, lambda: True) == 0
+    assert not made.lacks_hosts
+    assert made.plan is first
+    assert made._console.lines == ["waiting for lost hosts (--wait-for-hosts)", "going on with b"]
 
 
 def test_a_signal_ends_a_wait(job):
