@@ -23,19 +23,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from popdist_py.atomic_file import replaced_at_end
 from popdist_py.own_files.owner import NotOwnFileError, check_own_folder
+from popdist_py.slot_files import DISK, HEADER, MAGIC, NUM_SLOTS, sequence_of, slot_path
 
-__all__ = ["MemorySlots", "SlotState", "slots_folder"]
+__all__ = ["MemorySlots", "SlotState", "slot_state", "slots_folder"]
 
 Bytes = npt.NDArray[np.uint8]
 
-_MAGIC = b"popdist memory1\n"
-# The header at the beginning of a slot: the sequence number, the magic text, the step, the number
-# of arrays, the number of bytes in the head, and the digest. The sequence number is 0 while the
-# slot is incomplete.
-_HEADER = struct.Struct("<Q16sQQQ16s")
 _DIGEST_BYTES = 16
-_NUM_SLOTS = 2
 # Arrays begin at multiples of _ALIGNMENT bytes, the size of a cache line.
 _ALIGNMENT = 64
 # Arrays are copied and added up in blocks that stay in the CPU's cache between both operations.
@@ -74,11 +70,14 @@ class MemorySlots:
     Args:
         folder: The folder of the slots. The first call of ``write`` creates the folder and its
             parent.
+        disk: The folder of the checkpoints on the disk, to which the launcher copies the newest
+            state before the memory is lost; None on hosts without this folder.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, disk: Path | None = None) -> None:
         self._folder = folder
-        self._maps: list[mmap.mmap | None] = [None] * _NUM_SLOTS
+        self._disk = disk
+        self._maps: list[mmap.mmap | None] = [None] * NUM_SLOTS
         # The index of the slot whose state must not be overwritten; None if unknown.
         self._kept: int | None = None
         self._lock = -1  # the descriptor of the job's folder, which this process has locked
@@ -107,7 +106,7 @@ class MemorySlots:
             NotOwnFileError: Another user can write to the folder.
         """
         self._make_folder()
-        sequences = [self._sequence(slot) for slot in range(_NUM_SLOTS)]
+        sequences = [sequence_of(self._folder, slot) for slot in range(NUM_SLOTS)]
         if self._kept is None:
             self._kept = sequences.index(max(sequences))
         slot = 1 - self._kept
@@ -116,9 +115,9 @@ class MemorySlots:
         memory = self._mapped(slot, total)
         sequence = np.frombuffer(memory, np.uint64, 1)
         sequence[0] = 0
-        _HEADER.pack_into(memory, 0, 0, b"", 0, 0, 0, b"")
+        HEADER.pack_into(memory, 0, 0, b"", 0, 0, 0, b"")
         table = np.array(sizes, np.uint64).tobytes()
-        memory[_HEADER.size : _HEADER.size + len(table) + len(head)] = table + head
+        memory[HEADER.size : HEADER.size + len(table) + len(head)] = table + head
         digest = _digest_of(step, table, head)
         target = np.frombuffer(memory, np.uint8)
         for array, offset in zip(arrays, offsets, strict=True):
@@ -126,7 +125,7 @@ class MemorySlots:
                 digest.update(_sum(block))
         if not is_valid():
             return False
-        _HEADER.pack_into(memory, 0, 0, _MAGIC, step, len(sizes), len(head), digest.digest())
+        HEADER.pack_into(memory, 0, 0, MAGIC, step, len(sizes), len(head), digest.digest())
         # The sequence number is written last. A slot without a sequence number is incomplete.
         sequence[0] = max(sequences) + 1
         self._kept = slot
@@ -134,11 +133,11 @@ class MemorySlots:
 
     def newest(self) -> SlotState | None:
         """Return the newest complete state, or None if both slots are incomplete or damaged."""
-        by_sequence = sorted(range(_NUM_SLOTS), key=self._sequence, reverse=True)
-        for slot in by_sequence:
+        sequences = ((sequence_of(self._folder, slot), slot) for slot in range(NUM_SLOTS))
+        for _, slot in sorted(sequences, reverse=True):
             with contextlib.suppress(FileNotFoundError, NotOwnFileError):
                 check_own_folder(self._folder)
-                state = _state_in(np.fromfile(self._path(slot), np.uint8))
+                state = _state_in(np.fromfile(slot_path(self._folder, slot), np.uint8))
                 if state is not None:
                     self._kept = slot
                     return state
@@ -146,24 +145,17 @@ class MemorySlots:
 
     def remove(self) -> None:
         """Remove both slots, to release their memory."""
-        self._maps, self._kept = [None] * _NUM_SLOTS, None
-        for slot in range(_NUM_SLOTS):
+        self._maps, self._kept = [None] * NUM_SLOTS, None
+        for slot in range(NUM_SLOTS):
             with contextlib.suppress(OSError):
-                self._path(slot).unlink()
+                slot_path(self._folder, slot).unlink()
+        with contextlib.suppress(OSError):
+            (self._folder / DISK).unlink()
         with contextlib.suppress(OSError):
             self._folder.rmdir()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-    def _path(self, slot: int) -> Path:
-        return self._folder / f"slot-{slot}"
-
-    def _sequence(self, slot: int) -> int:
-        """Return the sequence number of a slot, or 0 if the slot is incomplete or absent."""
-        with contextlib.suppress(OSError, struct.error), self._path(slot).open("rb") as file:
-            return int(struct.unpack("<Q", file.read(8))[0])
-        return 0
 
     def _make_folder(self) -> None:
         if self._maps[0] is not None or self._maps[1] is not None:
@@ -178,6 +170,9 @@ class MemorySlots:
             self._lock = os.open(self._folder.parent, flags)
             with contextlib.suppress(OSError):  # some file systems have no locks
                 fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if self._disk is not None:
+            with replaced_at_end(self._folder / DISK) as partial:
+                partial.write_bytes(os.fsencode(self._disk))
 
     def _mapped(self, slot: int, num_bytes: int) -> mmap.mmap:
         """Return the memory of a slot, with at least ``num_bytes`` bytes."""
@@ -185,7 +180,7 @@ class MemorySlots:
         if present is not None and len(present) >= num_bytes:
             return present
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self._path(slot), flags, 0o600)
+        descriptor = os.open(slot_path(self._folder, slot), flags, 0o600)
         try:
             size = max(num_bytes, os.fstat(descriptor).st_size)
             # Without reserved memory, a write to a full file system would end the process.
@@ -197,9 +192,14 @@ class MemorySlots:
         return mapped
 
 
+def slot_state(content: bytes) -> SlotState | None:
+    """Return the state in a copy of a slot; None for other bytes, or for a damaged slot."""
+    return _state_in(np.frombuffer(content, np.uint8))
+
+
 def _places(head_bytes: int, sizes: Sequence[int]) -> tuple[list[int], int]:
     """Return the offset of each array in a slot, and the number of bytes of the slot."""
-    offsets, end = [], _HEADER.size + 8 * len(sizes) + head_bytes
+    offsets, end = [], HEADER.size + 8 * len(sizes) + head_bytes
     for size in sizes:
         begin = -(-end // _ALIGNMENT) * _ALIGNMENT
         offsets.append(begin)
@@ -209,15 +209,15 @@ def _places(head_bytes: int, sizes: Sequence[int]) -> tuple[list[int], int]:
 
 def _state_in(content: Bytes) -> SlotState | None:
     """Return the state in the content of a slot, or None if it is incomplete or damaged."""
-    if len(content) < _HEADER.size:
+    if len(content) < HEADER.size:
         return None
-    sequence, magic, step, num_arrays, head_bytes, expected = _HEADER.unpack(
-        content[: _HEADER.size].tobytes()
+    sequence, magic, step, num_arrays, head_bytes, expected = HEADER.unpack(
+        content[: HEADER.size].tobytes()
     )
-    first = _HEADER.size + 8 * num_arrays
-    if sequence == 0 or magic != _MAGIC or first + head_bytes > len(content):
+    first = HEADER.size + 8 * num_arrays
+    if sequence == 0 or magic != MAGIC or first + head_bytes > len(content):
         return None
-    table = content[_HEADER.size : first].tobytes()
+    table = content[HEADER.size : first].tobytes()
     head = content[first : first + head_bytes].tobytes()
     sizes = np.frombuffer(table, np.uint64).tolist()
     offsets, total = _places(head_bytes, sizes)

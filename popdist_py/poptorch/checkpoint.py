@@ -17,6 +17,7 @@ import torch
 
 from popdist_py import activities, context, heartbeat
 from popdist_py.checkpoint import Checkpoint, Checkpoints
+from popdist_py.memory_slots import slot_state
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.model.executor import PoplarExecutor
 from popdist_py.poptorch.model.training_state import own_state
@@ -236,7 +237,12 @@ def weights_of(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> Weight
 
 def _training_in(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> dict[str, Any]:
     try:
-        state: dict[str, Any] = from_bytes(checkpoint.data)
+        slot = slot_state(checkpoint.data)
+        state: dict[str, Any] = (
+            from_bytes(checkpoint.data)
+            if slot is None
+            else joined(from_bytes(slot.head), slot.arrays)
+        )
         version = state["version"]
     except Exception as error:
         raise Error(

@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +20,7 @@ import torch
 from popdist_py import activities
 from popdist_py.checkpoint import Checkpoint, Checkpoints
 from popdist_py.environment import CHECKPOINT_MEMORY, MEMORY_CHECKPOINTS, InstanceEnvironment
-from popdist_py.memory_slots import MemorySlots, SlotState, slots_folder
+from popdist_py.memory_slots import Bytes, MemorySlots, SlotState, slot_state, slots_folder
 from popdist_py.own_files.owner import NotOwnFileError
 from popdist_py.torch_states.state_parts import bytes_of, from_bytes, joined, split, to_bytes
 
@@ -77,8 +78,12 @@ def memory_copies(
     memory = environ.get(CHECKPOINT_MEMORY)
     if every is None or not memory:
         return None
-    is_writer = InstanceEnvironment.from_environ(environ).local_instance_index == 0
-    return MemoryCopies(MemorySlots(slots_folder(memory, disk)), every, is_writer=is_writer)
+    instance = InstanceEnvironment.from_environ(environ)
+    is_writer = instance.local_instance_index == 0
+    # Only instance 0 knows that the folder on the disk is that of its own host.
+    own_disk = Path(disk).resolve() if instance.replica_index_offset == 0 else None
+    slots = MemorySlots(slots_folder(memory, disk), own_disk)
+    return MemoryCopies(slots, every, is_writer=is_writer)
 
 
 class MemoryCopies:
@@ -182,7 +187,9 @@ def newest_state(
     newer = _newer_on_disk(files, in_memory) if peers.instance_index == 0 else None
     newer = peers.broadcast_object(newer)
     if newer is not None:
-        return newer.step, newer.data
+        # The launcher may have copied this checkpoint from the memory of an earlier job.
+        slot = slot_state(newer.data)
+        return newer.step, newer.data if slot is None else _whole(slot.head, slot.arrays)
     if in_memory < 0:
         return None
     parts = None if own is None else (own.head, own.arrays)
@@ -190,8 +197,11 @@ def newest_state(
         root = steps.index(in_memory)
         parts = peers.broadcast_object(parts if peers.instance_index == root else None, root)
     assert parts is not None
-    head, arrays = parts
-    return in_memory, joined(from_bytes(head), arrays)
+    return in_memory, _whole(*parts)
+
+
+def _whole(head: bytes, arrays: Sequence[Bytes]) -> Any:
+    return joined(from_bytes(head), arrays)
 
 
 def _newer_on_disk(files: Checkpoints, step: int) -> Checkpoint | None:

@@ -23,6 +23,7 @@ from poprun_py.launching.host_changes import JobHosts
 from poprun_py.launching.job_cores import leases_place, share_of_plan
 from poprun_py.launching.replanning import lost_hosts
 from poprun_py.launching.run_record import AttemptRecord, RunRecord
+from poprun_py.launching.saved_states import SavedStates
 from poprun_py.machines.host_list import Host
 from poprun_py.machines.lease_messages import refusal_text, sharing_text
 from poprun_py.machines.lease_sharing import SHARES_WITH_ALL
@@ -83,6 +84,7 @@ class Attempts:
     output_folder: str | None = None
     on_attempt: OnAttempt = lambda _: None
     _hosts: JobHosts = field(init=False)
+    _saved: SavedStates = field(init=False)
     # The number of attempts that ended only because the job could use more hosts.
     _num_changes: int = field(default=0, init=False)
     _parent: int = field(default_factory=os.getppid, init=False)
@@ -101,6 +103,7 @@ class Attempts:
 
     def __post_init__(self) -> None:
         self._hosts = JobHosts(self.plan, self.console, self.cpus)
+        self._saved = SavedStates(self._states, self.console)
 
     def run(self) -> LaunchResult:
         """Run the job; restart it after failures as often as --max-restarts and --timeout allow.
@@ -120,7 +123,7 @@ class Attempts:
                 self._num_changes += result.ended_for_hosts
                 number = self._prepare_restart(result, lost, restart - self._num_changes, seconds)
                 if number:
-                    return _ended_by(result, number, restart)
+                    return self._saved.finish(_ended_by(result, number, restart))
         finally:
             self._processes.dismiss(is_restarted=False)
             self._states.release(is_kept=False)
@@ -175,8 +178,11 @@ class Attempts:
             while_starting=self.record.prepare,
             descriptors=self.descriptors,
             restart_after=lambda result: self._restart_after(result, count + 1),
+            on_signal=self._saved.on_signal,
             processes=self._processes,
         )
+        if self._restart_after(result, count + 1) is Restart.NONE:
+            result = self._saved.finish(result)
         self._note_restart(result, count, began)
         self.record.end(result)
         self._began += result.paused_seconds
@@ -197,7 +203,8 @@ class Attempts:
 
     def _restart_after(self, result: LaunchResult, restart: int) -> Restart:
         """Return how the job is restarted after ``result``, by restart number ``restart``."""
-        self._states.hold()  # before wrappers unlock the folder
+        # The wrappers unlock the folder after this call, and the launcher still copies from it.
+        self._states.hold()
         seconds = self._seconds_before_restart(result)
         if not self._allows_restart(result, restart) or self._seconds_left() <= seconds:
             return Restart.NONE

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from popdist_py.memory_slots import MemorySlots, slots_folder
 from popdist_py.own_files.owner import NotOwnFileError
+from popdist_py.slot_files import sequence_of
 from poprun_py.instance.job_folders import folder_name, remove_abandoned
 
 # The program writes states whose bytes all follow from the step.
@@ -85,7 +86,7 @@ def test_a_changed_bit_is_refused(tmp_path_factory, place, bit, data):
     slots.write(1, b"before", arrays[:1])
     slots.write(2, b"head", arrays)
     path = folder / "slot-0"
-    if MemorySlots(folder)._sequence(0) < MemorySlots(folder)._sequence(1):
+    if sequence_of(folder, 0) < sequence_of(folder, 1):
         path = folder / "slot-1"
     content = bytearray(path.read_bytes())
     content[int(place * len(content))] ^= 1 << bit

@@ -70,7 +70,8 @@ class RunningJob:
 
     ``on_started`` is called once, with the start reports of all wrappers, when all programs run.
     ``control`` has the connections to wrappers that the attempt before this one has left running;
-    None if mpirun has to start the wrappers.
+    None if mpirun has to start the wrappers. ``on_signal`` is called with each signal to the
+    launcher.
 
     Attributes:
         open_files: The (soft, hard) limit of open files for the programs on this host; None if the
@@ -85,7 +86,9 @@ class RunningJob:
         folder: Path,
         on_started: Callable[[Reports], None] | None,
         control: ControlChannel | None = None,
+        on_signal: Callable[[int], None] = lambda _: None,
     ) -> None:
+        self._on_signal = on_signal
         self.open_files: tuple[int, int] | None = None
         self.mpirun: Mpirun
         self.limits: TimeLimits
@@ -416,6 +419,7 @@ class RunningJob:
             else:
                 if number == signal.SIGINT:
                     self.output.shorten_interrupts()
+                self._on_signal(number)
                 self.shutdown.on_signal(number, reason)
 
     def _suspend(self) -> None:

@@ -43,6 +43,7 @@ def supervise(
     while_starting: Callable[[], None] = lambda: None,
     descriptors: tuple[int, int] = (1, 2),
     restart_after: Callable[[LaunchResult], Restart] = lambda _: Restart.NONE,
+    on_signal: Callable[[int], None] = lambda _: None,
     processes: JobProcesses | None = None,
 ) -> LaunchResult:
     """Run ``job`` to its end and return its result.
@@ -56,6 +57,7 @@ def supervise(
         while_starting: Called once, while mpirun starts the wrappers.
         descriptors: The file descriptors of the launcher's stdout and stderr.
         restart_after: Tells whether and how the job is restarted after a result.
+        on_signal: Called with each signal to the launcher, before the job ends because of it.
         processes: The wrappers that the attempt before this one has kept, if any. This attempt
             keeps its wrappers here for the next attempt.
 
@@ -66,7 +68,7 @@ def supervise(
     processes.prepare(job)
     try:
         output = InstanceOutput(job, descriptors, log)
-        parts = RunningJob(job, output, processes.folder, on_started, processes.control)
+        parts = RunningJob(job, output, processes.folder, on_started, processes.control, on_signal)
         try:
             with contextlib.ExitStack() as resources:
                 signals = _start(parts, processes, resources)

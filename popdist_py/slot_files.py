@@ -1,0 +1,96 @@
+"""The files of checkpoints in memory: their header, and their copy to the checkpoints on the disk.
+
+``python -m popdist_py.slot_files FOLDER`` copies the newest states in the folder FOLDER, without
+help from the programs that wrote the states. The launcher runs this command before the memory of a
+job is lost, such as after SIGTERM. This module imports only the standard library. The class
+``popdist_py.memory_slots.MemorySlots`` describes the states.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import sys
+from pathlib import Path
+
+from popdist_py.checkpoint import Checkpoints
+
+__all__ = ["DISK", "HEADER", "MAGIC", "NUM_SLOTS", "copy_to_disk", "sequence_of", "slot_path"]
+
+MAGIC = b"popdist memory1\n"
+# The header at the beginning of a slot: the sequence number, the magic text, the step, the number
+# of arrays, the number of bytes in the head, and the digest. The sequence number is 0 while the
+# slot is incomplete.
+HEADER = struct.Struct("<Q16sQQQ16s")
+NUM_SLOTS = 2
+# The file beside the slots with the path of the folder of the checkpoints on the disk. Only
+# instance 0 writes this file, because only its host has this folder.
+DISK = "disk"
+# A program may overwrite a slot while the slot is read. Then the other slot is newer.
+_ATTEMPTS = 10
+# No checkpoint on the disk is removed, since the program decides how many it keeps.
+_KEEP_ALL = sys.maxsize
+
+
+def slot_path(folder: Path, slot: int) -> Path:
+    """Return the path of a slot's file."""
+    return folder / f"slot-{slot}"
+
+
+def sequence_of(folder: Path, slot: int) -> int:
+    """Return the sequence number of a slot, or 0 if the slot is incomplete or absent."""
+    with contextlib.suppress(OSError, struct.error), slot_path(folder, slot).open("rb") as file:
+        return int(struct.unpack("<Q", file.read(8))[0])
+    return 0
+
+
+def copy_to_disk(memory: Path) -> dict[str, int]:
+    """Copy the newest state of each training to its folder on the disk, unless it is there.
+
+    The data of such a checkpoint is the content of a slot. ``resume()`` reads it as it reads the
+    checkpoints that programs have saved.
+
+    Args:
+        memory: The folder of a job's checkpoints in memory.
+
+    Returns:
+        The newest step on the disk for each folder on the disk.
+
+    Raises:
+        OSError: A checkpoint cannot be written.
+    """
+    found = {}
+    for folder in sorted(memory.iterdir()):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            disk = os.fsdecode((folder / DISK).read_bytes())
+            state = _newest_slot(folder)
+            if state is None:
+                continue
+            step, content = state
+            files = Checkpoints(disk, _KEEP_ALL)
+            newest = next((each.step for each in files.newest_first()), -1)
+            if newest < step:
+                files.save(step, content)
+            found[disk] = max(newest, step)
+    return found
+
+
+def _newest_slot(folder: Path) -> tuple[int, bytes] | None:
+    """Return the step and the content of the newest complete slot; None without such a slot."""
+    for _ in range(_ATTEMPTS):
+        sequence, slot = max((sequence_of(folder, slot), slot) for slot in range(NUM_SLOTS))
+        if not sequence:
+            return None
+        content = slot_path(folder, slot).read_bytes()
+        if sequence_of(folder, slot) == sequence:
+            read, magic, step, *_ = HEADER.unpack_from(content)
+            if (read, magic) == (sequence, MAGIC):
+                return step, content
+    return None
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(FileNotFoundError):  # no program has saved a state in memory
+        sys.stdout.write(json.dumps(copy_to_disk(Path(sys.argv[1]))))

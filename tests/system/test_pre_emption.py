@@ -1,0 +1,89 @@
+"""A job that gets SIGTERM, and two seconds until SIGKILL, loses no finished step."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+import pytest
+from support.processes import wait_until
+
+from popdist_py.checkpoint import Checkpoints
+
+pytestmark = pytest.mark.mpi
+
+NOTICE_SECONDS = 2
+# After step 5, the program makes no step until it is killed, and ignores SIGTERM.
+PROGRAM = """
+import signal, sys, time
+import torch
+import popdist_py
+from popdist_py import poptorch
+from popdist_py.poptorch.checkpoint import TrainingCheckpoints
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def forward(self, inputs, labels):
+        return torch.nn.functional.cross_entropy(self.layer(inputs), labels)
+
+popdist_py.init()
+torch.manual_seed(1)
+options = poptorch.DistributedOptions().showCompilationProgressBar(False)
+options.randomSeed(3)
+net = Net()
+model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=0.1))
+samples = [(torch.full((4,), i / 32), torch.tensor(i % 2)) for i in range(32)]
+loader = poptorch.DataLoader(options, samples, batch_size=2, shuffle=True)
+checkpoints = TrainingCheckpoints(sys.argv[1], model, loader, disk_every=1000)
+step, _ = checkpoints.resume()
+print("resumed at", step, flush=True)
+for inputs, labels in checkpoints.batches():
+    model(inputs, labels)
+    step += 1
+    checkpoints.save(step)
+    if step == 5 and sys.argv[2] != "/dev/null":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open(sys.argv[2], "w").close()
+        time.sleep(600)
+"""
+
+
+@pytest.fixture
+def stopped(poprun, script, tmp_path):
+    """Start a training that stays in its sixth step; give its job, its folder and its command."""
+    waits, disk = tmp_path / "waits", tmp_path / "disk"
+    words = ("--num-instances", "2", "--num-replicas", "2", "--memory-checkpoints")
+    command = (*words, script(PROGRAM), disk)
+    job = poprun(*command, waits, start=True)
+    wait_until(waits.exists, 60, "the training made no five steps")
+    return job, Checkpoints(disk), command
+
+
+def test_a_training_that_ignores_sigterm_resumes_from_its_last_step(poprun, stopped):
+    job, saved, command = stopped
+    job.send_signal(signal.SIGTERM)
+    wait_until(saved.latest, NOTICE_SECONDS, "no checkpoint in time")
+    _, stderr = job.communicate(timeout=60)
+    assert job.returncode == 75
+    assert stderr == "poprun-py: stopped at a checkpoint; run the same command again to go on\n"
+    assert saved.latest().step == 5
+    again = poprun(*command, os.devnull)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("resumed at 5") == 2
+    assert "model of its own" not in again.stderr
+
+
+def test_processes_that_get_sigterm_and_then_sigkill_leave_their_last_step(poprun, stopped):
+    _, saved, _ = stopped
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in poprun.survivors():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if number == signal.SIGTERM:
+            time.sleep(NOTICE_SECONDS)
+    assert saved.latest().step == 5
