@@ -122,8 +122,36 @@ def _standing_still(process: int) -> "Iterator[None]":
                 _wait_until_stopped(thread)
         yield
     finally:
-        for thread in held:
-            _LIBC.ptrace(_DETACH, thread, None, None)
+        _let_go(process, held)
+
+
+def _let_go(process: int, held: list[int]) -> None:
+    """Let stopped threads continue; collect the ends of threads that were killed meanwhile.
+
+    The system keeps a killed thread until its tracer has waited for it, and so the parent of the
+    process would wait for ever for the process. The main thread of a child of this process is left
+    out, because its end belongs to the code that waits for the child.
+    """
+    left = [thread for thread in held if _LIBC.ptrace(_DETACH, thread, None, None)]
+    if process in left:
+        # The main thread ends after the others.
+        left.remove(process)
+        left += [] if _parent_of(process) == os.getpid() else [process]
+    deadline = time.monotonic() + _STOP_SECONDS
+    for thread in left:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitid(os.P_PID, thread, os.WEXITED | os.WNOHANG | _WAIT_ALL) is None:
+                if time.monotonic() > deadline:
+                    return
+                time.sleep(0.0001)
+
+
+def _parent_of(process: int) -> int:
+    try:
+        with open(f"/proc/{process}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def _threads(process: int) -> list[int]:

@@ -131,17 +131,17 @@ class Attempts:
     def _attempt(self, count: int) -> tuple[LaunchResult, Sequence[Host]]:
         """Run one attempt; return its result and the hosts that it has lost.
 
-        A host can also be lost while a restart begins. Such a restart is a failed attempt, if the
-        job may go on without its lost hosts, or waits for them.
+        A host or an instance can also be lost while a restart begins. Such a restart is a failed
+        attempt, if the job may go on without its lost hosts, waits for them, or keeps its state in
+        memory.
 
         Raises:
             StartError: The job could not start.
         """
-        config = self.plan.config
         try:
             result = self.run_once(count)
         except StartError as error:
-            if not count or not (config.allow_fewer_hosts or config.wait_for_hosts):
+            if not count or not self._survives_failed_starts:
                 raise
             code, reason = error.exit_code, str(error)
             result = LaunchResult(
@@ -150,6 +150,11 @@ class Attempts:
             self.record.end(result)
             return result, self._hosts.silent_hosts()
         return result, lost_hosts(self.plan, result)
+
+    @property
+    def _survives_failed_starts(self) -> bool:
+        config = self.plan.config
+        return config.allow_fewer_hosts or bool(config.wait_for_hosts) or config.memory_checkpoints
 
     def run_once(self, count: int) -> LaunchResult:
         """Run one attempt of the job; ``count`` is the number of restarts before this attempt."""

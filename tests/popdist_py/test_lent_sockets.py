@@ -125,6 +125,20 @@ def test_how_it_ended_is_left_to_whoever_waits_for_it():
         assert process.wait(10) == -9
 
 
+def test_a_process_that_is_killed_while_it_stands_still_ends():
+    program = (
+        "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); "
+        "print('here', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with lent_sockets._standing_still(process.pid):
+            assert len(lent_sockets._threads(process.pid)) == 2
+            process.kill()
+        assert process.wait(10) == -9
+
+
 def test_a_process_that_is_gone_is_an_error():
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait()

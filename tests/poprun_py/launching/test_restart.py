@@ -14,6 +14,7 @@ from support.launcher.consoles import KeptConsole
 from support.launcher.plans import plan_with_folder
 from support.processes import wait_until
 
+from poprun_py.errors import StartError
 from poprun_py.launching import attempts
 from poprun_py.launching.attempts import backoff_seconds, pause
 from poprun_py.launching.run_record import RunRecord
@@ -28,13 +29,22 @@ def job(monkeypatch):
     """
 
     def failure(step):
+        if step is None:
+            return LaunchResult(exit_code=3, reason="not started")
         instance = InstanceResult(index=0, progress=Progress(step, resumed=3))
         return LaunchResult(exit_code=7, instances=(instance,), hung=(0,), may_restart=True)
 
     def run(num_failures, number=0, steps=None, **options):
         failures = [failure(step) for step in steps or [3] * num_failures]
         results = iter([*failures, LaunchResult(exit_code=0)])
-        monkeypatch.setattr(attempts, "supervise", lambda *_, **__: next(results))
+
+        def supervise(*_, **__):
+            result = next(results)
+            if result.reason == "not started":
+                raise StartError(result.reason)
+            return result
+
+        monkeypatch.setattr(attempts, "supervise", supervise)
         monkeypatch.setattr(attempts, "pause", lambda *_: number)
         plan, console = plan_with_folder(None, **options), KeptConsole()
         with RunRecord(plan, console) as record:
@@ -59,6 +69,16 @@ def test_after_progress_a_restart_with_states_in_memory_is_not_delayed(job):
     ]  # fmt: skip
     _, warnings = job(2, steps=[5, 5], max_restarts=4)
     assert warnings[-1] == "restart 2 of 4 in 2 s"
+
+
+def test_with_states_in_memory_a_restart_that_does_not_start_is_a_failed_attempt(job):
+    result, warnings = job(2, steps=[5, None], max_restarts=4, memory_checkpoints=True)
+    assert result.exit_code == 0
+    assert warnings[-2:] == ["error: not started", "restart 2 of 4 in 1 s"]
+    with pytest.raises(StartError):
+        job(2, steps=[5, None], max_restarts=4)
+    with pytest.raises(StartError):
+        job(1, steps=[None], max_restarts=4, memory_checkpoints=True)
 
 
 def test_restarts_are_used_up(job):
