@@ -1,8 +1,9 @@
 """Checkpoint files that are either complete or absent, with bytes as their contents.
 
 The caller defines the meaning of a checkpoint's bytes. The module
-``popdist_py.poptorch.checkpoint`` stores the state of a training in these files. This module
-imports only the standard library.
+``popdist_py.poptorch.checkpoint`` stores the state of a training in these files. The class
+``LoopCheckpoints`` does the same for other PyTorch programs; only its first use imports torch.
+Everything else in this module uses only the standard library.
 """
 
 from __future__ import annotations
@@ -14,12 +15,21 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from popdist_py import activities
 from popdist_py.atomic_file import PARTIAL_SUFFIX, replaced_at_end
 
 __all__ = ["Checkpoint", "Checkpoints"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "LoopCheckpoints":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module("popdist_py.torch_states.loop_checkpoints").LoopCheckpoints
+
 
 _MAGIC = b"popdist checkpoint 1\n"
 _NAME = re.compile(r"step-(\d{12,})\.checkpoint")

@@ -6,5 +6,5 @@ memory_copies     the copies of states to memory, and the wait for these copies
 loop_checkpoints  checkpoints for any PyTorch loop, such as one with DistributedDataParallel
 
 No module of this package knows the models and loaders of PopTorch.
-May call: checkpoint, memory_slots, activities, environment, heartbeat, own_files.
+May call: activities, checkpoint, context, environment, heartbeat, memory_slots, own_files.
 """
