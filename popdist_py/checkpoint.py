@@ -22,7 +22,7 @@ from typing import Any
 from popdist_py import activities
 from popdist_py.atomic_file import PARTIAL_SUFFIX, replaced_at_end
 
-__all__ = ["Checkpoint", "Checkpoints"]
+__all__ = ["Checkpoint", "Checkpoints", "LoopCheckpoints"]
 
 
 def __getattr__(name: str) -> Any:
