@@ -22,7 +22,8 @@ from typing import Any
 from popdist_py import activities
 from popdist_py.atomic_file import PARTIAL_SUFFIX, replaced_at_end
 
-__all__ = ["Checkpoint", "Checkpoints", "LoopCheckpoints"]
+# The module's __getattr__ makes LoopCheckpoints.
+__all__ = ["Checkpoint", "Checkpoints", "LoopCheckpoints"]  # noqa: F822
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,11 @@ from popdist_py.memory_slots import slot_state
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.model.executor import PoplarExecutor
 from popdist_py.poptorch.model.training_state import own_state
-from popdist_py.torch_states.host_random import host_random, load_host_random
+from popdist_py.torch_states.host_random import (
+    host_random,
+    host_random_tensors,
+    load_host_random,
+)
 from popdist_py.torch_states.memory_copies import memory_copies, newest_state
 from popdist_py.torch_states.save_schedule import SaveSchedule
 from popdist_py.torch_states.state_parts import (
@@ -136,7 +140,7 @@ class TrainingCheckpoints:
             self._save_to_disk(step, extra)
 
     def _save_to_disk(self, step: int, extra: Mapping[str, Any]) -> None:
-        own = {**self._own_position(), **self._model.instance_state()}
+        own = {**self._own_position(host_random()), **self._model.instance_state()}
         instances = context.communicator().gather_object(to_bytes(own))
         if instances is not None:
             state = self._whole_state(self._model.training_state(), instances, extra)
@@ -144,17 +148,19 @@ class TrainingCheckpoints:
 
     def _save_to_memory(self, step: int, extra: Mapping[str, Any]) -> None:
         assert self._memory is not None
-        own = {**self._own_position(), **self._model.live_instance_state()}
+        live = self._model.live_module()
+        own = {**self._own_position(host_random_tensors()), **self._model.instance_state(live)}
         tensors: list[torch.Tensor] = []
         rest = split(own, tensors)
         parts = context.communicator().all_gather_object((rest, [bytes_of(t) for t in tensors]))
         if self._memory.is_writer:
             instances = [joined(rest, arrays) for rest, arrays in parts]
-            training, live = self._model.live_training_state()
-            self._memory.save(step, self._whole_state(training, instances, extra), live)
+            training = self._model.training_state(live)
+            unchanged = [] if live is None else [*live.weights, *training["optimizer"].values()]
+            self._memory.save(step, self._whole_state(training, instances, extra), unchanged)
 
-    def _own_position(self) -> dict[str, Any]:
-        return {"random": host_random(), "data": self._data.state()}
+    def _own_position(self, random: dict[str, Any]) -> dict[str, Any]:
+        return {"random": random, "data": self._data.state()}
 
     def _whole_state(
         self, training: dict[str, Any], instances: Sequence[Any], extra: Mapping[str, Any]

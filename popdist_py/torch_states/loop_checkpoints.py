@@ -12,7 +12,7 @@ from torch import nn
 
 from popdist_py import activities, context, heartbeat
 from popdist_py.checkpoint import Checkpoints
-from popdist_py.torch_states.host_random import host_random, load_host_random
+from popdist_py.torch_states.host_random import host_random_tensors, load_host_random
 from popdist_py.torch_states.memory_copies import (
     Peers,
     memory_copies,
@@ -160,7 +160,9 @@ class LoopCheckpoints:
         for name, value in objects.items():
             self._check(name, value)
         tensors: list[torch.Tensor] = []
-        rest = split({"buffers": buffers, "objects": objects, "random": host_random()}, tensors)
+        rest = split(
+            {"buffers": buffers, "objects": objects, "random": host_random_tensors()}, tensors
+        )
         return rest, [bytes_of(each) for each in tensors]
 
     def _live(self, equal: Mapping[str, Any]) -> list[torch.Tensor]:

@@ -19,7 +19,7 @@ from popdist_py.memory_slots import Bytes
 
 __all__ = ["bytes_of", "from_bytes", "is_plain", "joined", "split", "to_bytes"]
 
-# In a state without its tensors, a tuple that begins with _TENSOR stands for a tensor.
+# In a state without its tensors, a pair of _TENSOR and an index stands for a tensor.
 _TENSOR = "popdist tensor"
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -78,11 +78,12 @@ def _is_storable(tensor: torch.Tensor) -> bool:
 
 
 def split(state: Any, tensors: list[torch.Tensor]) -> Any:
-    """Return a state with placeholders for its tensors, and append the tensors to ``tensors``.
+    """Return the rest of a state without its tensors, and append the tensors to ``tensors``.
 
-    A tensor that cannot be stored as its bytes, such as a sparse tensor, remains in the state. Two
+    A tensor that cannot be stored as its bytes, such as a sparse tensor, remains in the rest. Two
     tensors that share their memory are appended once.
     """
+    kinds: list[str] = []
     index_of: dict[Any, int] = {}
 
     def walk(value: Any) -> Any:
@@ -92,7 +93,29 @@ def split(state: Any, tensors: list[torch.Tensor]) -> Any:
             if not value.numel() or key not in index_of:
                 index_of[key] = len(tensors)
                 tensors.append(value)
-            return _TENSOR, index_of[key], _NAMES[value.dtype], *value.shape
+                # One text takes less time to pickle than a tuple of numbers.
+                kinds.append(" ".join([_NAMES[value.dtype], *map(str, value.shape)]))
+            return _TENSOR, index_of[key]
+        if kind is dict:
+            return {name: walk(each) for name, each in value.items()}
+        if kind is OrderedDict:
+            return _ordered(value, {name: walk(each) for name, each in value.items()})
+        if kind in (list, tuple):
+            return kind(map(walk, value))
+        return value
+
+    return walk(state), kinds
+
+
+def joined(rest: Any, arrays: Sequence[Bytes]) -> Any:
+    """Return the state whose rest ``split`` returned, with tensors in the memory of ``arrays``."""
+    state, kinds = rest
+    tensors = [_tensor(kind, array) for kind, array in zip(kinds, arrays, strict=True)]
+
+    def walk(value: Any) -> Any:
+        kind = type(value)
+        if kind is tuple and len(value) == 2 and value[0] == _TENSOR:
+            return tensors[value[1]]
         if kind is dict:
             return {name: walk(each) for name, each in value.items()}
         if kind is OrderedDict:
@@ -104,28 +127,15 @@ def split(state: Any, tensors: list[torch.Tensor]) -> Any:
     return walk(state)
 
 
-def joined(state: Any, arrays: Sequence[Bytes]) -> Any:
-    """Return the state whose parts ``split`` returned, with tensors in the memory of ``arrays``."""
-    kind = type(state)
-    if kind is tuple and state and state[0] == _TENSOR:
-        _, index, name, *shape = state
-        array = arrays[index]
-        dtype = _DTYPES[name]
-        if not len(array):
-            return torch.empty(shape, dtype=dtype)
-        # Arrays from another instance may be read-only, which torch does not support.
-        return (
-            torch.from_numpy(array if array.flags.writeable else array.copy())
-            .view(dtype)
-            .view(shape)
-        )
-    if kind is dict:
-        return {name: joined(each, arrays) for name, each in state.items()}
-    if kind is OrderedDict:
-        return _ordered(state, {name: joined(each, arrays) for name, each in state.items()})
-    if kind in (list, tuple):
-        return kind(joined(each, arrays) for each in state)
-    return state
+def _tensor(kind: str, array: Bytes) -> torch.Tensor:
+    """Return a tensor in the memory of ``array``, with the dtype and the shape in ``kind``."""
+    name, *sizes = kind.split()
+    shape = [int(size) for size in sizes]
+    if not len(array):
+        return torch.empty(shape, dtype=_DTYPES[name])
+    # Arrays from another instance may be read-only, which torch does not support.
+    flat = torch.from_numpy(array if array.flags.writeable else array.copy())
+    return flat.view(_DTYPES[name]).view(shape)
 
 
 def _ordered(like: Any, items: dict[Any, Any]) -> OrderedDict[Any, Any]:

@@ -23,6 +23,7 @@ from popdist_py.poptorch.model.device_reports import DeviceReports
 from popdist_py.poptorch.model.module_text import module_repr
 from popdist_py.poptorch.model.optimizer_link import OptimizerLink
 from popdist_py.poptorch.model.saved_model import SavedModel
+from popdist_py.poptorch.model.training_state import LiveModule
 from popdist_py.poptorch.model.user_frames import frames_folded
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.weights.replica_grouping import make_groupable
@@ -156,65 +157,53 @@ class PoplarExecutor(DeviceReports):
         compiled = self._require_compiled()
         compiled.streams.seed_value, compiled.program.steps_done = state
 
-    def instance_state(self) -> dict[str, Any]:
+    def instance_state(self, live: LiveModule | None = None) -> dict[str, Any]:
         """Return the part of the training state that differs between instances.
+
+        Args:
+            live: The result of ``live_module()``. With None, weights are copied to the host.
 
         Raises:
             Error: The model is not compiled, or is an inference model.
         """
         compiled, _ = self._require_compiled(), self._require_link()
-        self.copyWeightsToHostIfNeeded()
-        return training_state.instance_state(self._user_model, compiled)
+        if live is None:
+            self.copyWeightsToHostIfNeeded()
+        return training_state.instance_state(self._user_model, compiled, live)
 
-    def training_state(self) -> dict[str, Any]:
+    def training_state(self, live: LiveModule | None = None) -> dict[str, Any]:
         """Return the part of the training state that is equal on all instances.
+
+        Args:
+            live: The result of ``live_module()``. The next weight update changes the weights and
+                the optimiser state in the result. With None, weights are copied to the host, and
+                the optimiser state is copied too.
 
         Raises:
             Error: The model is not compiled, or is an inference model.
         """
         self._require_compiled()
-        self.copyWeightsToHostIfNeeded()
-        shared = training_state.shared_state(self._user_model, self._require_link())
+        if live is None:
+            self.copyWeightsToHostIfNeeded()
+        shared = training_state.shared_state(self._user_model, self._require_link(), live)
         return {**shared, "rng": self.rng_state}
 
-    def live_instance_state(self) -> dict[str, Any]:
-        """Return the same values as ``instance_state``, without copying weights to the host.
-
-        Raises:
-            Error: The model is not compiled, or is an inference model.
-        """
-        live = self._live_module_state()
-        if live is None:
-            return self.instance_state()
-        return training_state.instance_state(self._user_model, self._require_compiled(), live[1])
-
-    def live_training_state(self) -> tuple[dict[str, Any], list[torch.Tensor]]:
-        """Return the same values as ``training_state``, without copying weights.
+    def live_module(self) -> LiveModule | None:
+        """Return the newest tensors of the user's module in the device's memory.
 
         Returns:
-            The training state, and those of its tensors that change only in the next weight update.
+            The tensors; None if the host has the newest weights, or must compute the state of the
+            module.
 
         Raises:
             Error: The model is not compiled, or is an inference model.
         """
-        live = self._live_module_state()
-        if live is None:
-            return self.training_state(), []
-        link, (model, buffers) = self._require_link(), live
-        shared = training_state.shared_state(self._user_model, link, model)
-        replaced = {buffer.data_ptr() for buffer in buffers.values()}
-        weights = [each for each in model.values() if each.data_ptr() not in replaced]
-        return {**shared, "rng": self.rng_state}, [*weights, *shared["optimizer"].values()]
-
-    def _live_module_state(
-        self,
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None:
         compiled, _ = self._require_compiled(), self._require_link()
         # If the host has the newest weights, the program may change them at any time.
         if self._weights is None or not self._weights.only_changed_are_newer:
             return None
         compiled.check_weights()
-        return training_state.live_module_state(self._user_model, compiled)
+        return training_state.live_module(self._user_model, compiled)
 
     def load_training_state(
         self, shared: Mapping[str, Any], instances: Sequence[dict[str, Any]]

@@ -7,6 +7,7 @@ module ``poptorch/checkpoint.py`` handles the files of checkpoints and the posit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ from popdist_py.poptorch.model.optimizer_link import OptimizerLink
 from popdist_py.poptorch.update.compressed.compression import CompressedGradients
 
 __all__ = [
+    "LiveModule",
     "instance_state",
-    "live_module_state",
+    "live_module",
     "load_device_state",
     "load_host_state",
     "own_state",
@@ -27,8 +29,27 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class LiveModule:
+    """The newest tensors of a user's module, in the memory of the device that trains them.
+
+    Attributes:
+        model: The ``state_dict()`` of the module.
+        buffers: The buffers of the module by name.
+    """
+
+    model: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        """The tensors of ``model`` that only a weight update changes."""
+        buffers = {buffer.data_ptr() for buffer in self.buffers.values()}
+        return [each for each in self.model.values() if each.data_ptr() not in buffers]
+
+
 def shared_state(
-    module: nn.Module, link: OptimizerLink, live: Mapping[str, torch.Tensor] | None = None
+    module: nn.Module, link: OptimizerLink, live: LiveModule | None = None
 ) -> dict[str, Any]:
     """Return the state of the user's module and optimiser, which is equal on all instances.
 
@@ -39,7 +60,7 @@ def shared_state(
             memory of the device's optimiser.
     """
     return {
-        "model": dict(module.state_dict() if live is None else live),
+        "model": dict(module.state_dict()) if live is None else live.model,
         "settings": link.settings(),
         "attributes": link.attributes(),
         "optimizer": link.state_tensors(copied=live is None),
@@ -49,17 +70,12 @@ def shared_state(
     }
 
 
-def live_module_state(
-    module: nn.Module, compiled: Compiled
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None:
+def live_module(module: nn.Module, compiled: Compiled) -> LiveModule | None:
     """Return the newest ``state_dict()`` and buffers of the module, without copying its weights.
 
-    The results contain the device's tensors in place of the host's older tensors.
-
-    Returns:
-        The ``state_dict()`` and the buffers by name. The result is None if the host's tensors are
-        needed, because replicas have different weights, or because the module computes values for
-        its ``state_dict()``.
+    The result contains the device's tensors in place of the host's older tensors. It is None if the
+    host's tensors are needed, because replicas have different weights, or because the module
+    computes values for its ``state_dict()``.
     """
     state = compiled.state
     if state.has_groups:
@@ -77,8 +93,10 @@ def live_module_state(
         known = (isinstance(v, torch.Tensor) and _place(v) in newest for v in saved.values())
         if not all(known):
             return None
-        model, own = ({n: newest[_place(v)] for n, v in some.items()} for some in (saved, buffers))
-    return model, own
+        return LiveModule(
+            {name: newest[_place(value)] for name, value in saved.items()},
+            {name: newest[_place(value)] for name, value in buffers.items()},
+        )
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, torch.Size]:
@@ -86,7 +104,7 @@ def _place(tensor: torch.Tensor) -> tuple[int, torch.Size]:
 
 
 def instance_state(
-    module: nn.Module, compiled: Compiled, buffers: Mapping[str, torch.Tensor] | None = None
+    module: nn.Module, compiled: Compiled, live: LiveModule | None = None
 ) -> dict[str, Any]:
     """Return the part of the training state that differs between instances.
 
@@ -94,12 +112,12 @@ def instance_state(
     the state of gradient compression.
 
     Args:
-        module: The user's module, whose buffers are up to date unless ``buffers`` is given.
+        module: The user's module, whose buffers are up to date unless ``live`` is given.
         compiled: The compiled model.
-        buffers: The newest values of the module's buffers.
+        live: The newest tensors of the module.
     """
     state = {
-        "host_buffers": dict(module.named_buffers() if buffers is None else buffers),
+        "host_buffers": dict(module.named_buffers()) if live is None else live.buffers,
         "buffers": {name: rows.clone() for name, rows in _buffers_of_replicas(compiled).items()},
     }
     compression = _compression_of(compiled)
