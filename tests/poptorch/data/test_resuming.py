@@ -335,6 +335,36 @@ def test_resumes_with_any_numbers_of_instances_read_each_element_once():
     check()
 
 
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"num_workers": 2},
+        ASYNC,
+        {**REBATCHED, "rebatched_worker_size": 5},
+        pytest.param({**ASYNC, "num_workers": 2}, marks=pytest.mark.sweep),
+        pytest.param(
+            {**REBATCHED, "rebatched_worker_size": 5, "num_workers": 2}, marks=pytest.mark.sweep
+        ),
+    ],
+    ids=str,
+)
+def test_every_mode_goes_on_with_the_same_rows_of_another_number_of_instances(way):
+    def made(process, processes, **arguments):
+        options = Options().replicationFactor(4 // processes).deviceIterations(2).randomSeed(3)
+        options.Distributed.configureProcessId(process, processes)
+        return DataLoader(options, numbers(100), 2, shuffle=True, **arguments)
+
+    alone = made(0, 1, **way)
+    rows = [torch.tensor(batch).view(2, 4, 2) for batch in read(made(0, 1))]
+    assert read(itertools.islice(alone, 2)) == [batch.flatten().tolist() for batch in rows[:2]]
+    state = saved(alone.state_dict())
+    second = made(1, 2, **way)
+    second.load_state_dict(state)
+    assert read(second) == [batch[:, 2:].flatten().tolist() for batch in rows[2:]]
+    alone.terminate()
+    second.terminate()
+
+
 class Loaded(torch.utils.data.Dataset):
     """Counts the elements that are loaded, which draw random numbers of all kinds."""
 
@@ -364,7 +394,8 @@ class InWorkers(Loaded):
 def batches_of(data, processes=1, **arguments):
     options = Options().randomSeed(3)
     options.Distributed.configureProcessId(processes - 1, processes)
-    return DataLoader(options, data, 4, shuffle=True, num_workers=1, **arguments)
+    arguments = {"num_workers": 1, **arguments}
+    return DataLoader(options, data, 4, shuffle=True, **arguments)
 
 
 @pytest.mark.parametrize("persistent", [True, False])
@@ -383,6 +414,14 @@ def test_workers_go_on_with_their_random_numbers_and_load_nothing_again(persiste
     assert [batch.tolist() for batch in resumed] == epochs[2][6:]
     # Persistent workers begin an epoch when they start, and may load two batches of it.
     assert 16 <= resumed.dataset.all_loaded <= 16 + (8 if persistent else 0)
+
+
+def test_random_numbers_are_the_same_for_any_number_of_workers():
+    def read_with(workers):
+        loader = batches_of(InWorkers(), num_workers=workers)
+        return [batch.tolist() for batch in loader]
+
+    assert read_with(1) == read_with(2)
 
 
 def test_workers_of_each_instance_have_random_numbers_of_their_own():
