@@ -1,4 +1,4 @@
-"""The hosts of a job over all of its attempts: hosts that are lost, that return, or that are added.
+"""The hosts of a job over all of its attempts, with lost hosts, hosts that return and added hosts.
 
 After the loss of a host, the job goes on with the hosts that are left (--allow-fewer-hosts), or
 waits for the lost host (--wait-for-hosts). When a host returns, or a user adds one (--add-host),
@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from popdist_py.errors import counted
 from poprun_py.display.formatting import read_json
 from poprun_py.errors import StartError, UsageError
 from poprun_py.launching.replanning import change_text, plan_on_hosts
@@ -49,8 +50,9 @@ class JobHosts:
         self._console = console
         self._cpus = cpus
         self._known = list(first.topology.hosts)
-        # The names of the hosts of the plan that are not lost, of the awaited hosts with the times
-        # when they were lost, and of the hosts that the next attempt may use in addition.
+        # The names of the hosts that are not lost, including hosts that the plan does not use; of
+        # the awaited hosts, with the times when they were lost; and of the hosts that the next
+        # attempt may use in addition.
         self._present = self._names(first)
         self._awaited: dict[str, float] = {}
         self._back: list[str] = []
@@ -80,7 +82,7 @@ class JobHosts:
         """Note the hosts that an attempt has lost, and the kind of its program."""
         self._has_model = self._has_model or any(each.has_model for each in result.instances)
         gone = [host.name for host in lost]
-        self._present = [name for name in self._names(self.plan) if name not in gone]
+        self._present = [name for name in self._present if name not in gone]
         if self._wait_seconds:
             self._awaited |= dict.fromkeys(gone, time.monotonic())
 
@@ -148,17 +150,30 @@ class JobHosts:
         tell = self._console.warn if lost or self.plan.config.oversubscribe else self._console.tell
         tell(f"going on {' and '.join(parts)}{f': {change}' if change else ''}")
 
-    def _plan_on(self, names: Sequence[str], *, is_check: bool = False) -> LaunchPlan:
-        """Return a plan on hosts with these names; a check plans also what is planned already."""
+    def _plan_on(self, names: Sequence[str]) -> LaunchPlan:
         hosts = tuple(host for host in self._known if host.name in names)
-        if not is_check:
-            for planned in (self.plan, self._first):
-                if hosts == planned.topology.hosts:
-                    return planned
-        is_grown = set(names) > set(self._names(self.plan))
-        return plan_on_hosts(
-            self._first, hosts, may_change=self._has_model, needs_all=is_grown, cpus=self._cpus
-        )
+        for planned in (self.plan, self._first):
+            if hosts == planned.topology.hosts:
+                return planned
+        return plan_on_hosts(self._first, hosts, may_change=self._has_model, cpus=self._cpus)
+
+    def _check_use(self, names: Sequence[str]) -> None:
+        """Check that the job can use some of these hosts in addition to those that are not lost.
+
+        Raises:
+            UsageError: The job does not fit on the hosts, or cannot be divided over them.
+            StartError: A host cannot be used, or other jobs hold its cores.
+        """
+        usable = [*self._present, *names]
+        hosts = [host for host in self._known if host.name in usable]
+        planned = plan_on_hosts(self._first, hosts, may_change=self._has_model, cpus=self._cpus)
+        if not set(names).intersection(self._names(planned)):
+            topology = self._first.topology
+            raise UsageError(
+                f"{counted(topology.num_instances, 'instance')} with "
+                f"{counted(topology.num_replicas, 'replica')} cannot be split evenly over "
+                f"{counted(len(hosts), 'host')}"
+            )
 
     def silent_hosts(self) -> list[Host]:
         """Return the hosts of the plan that do not answer, or that cannot run the job."""
@@ -187,7 +202,7 @@ class JobHosts:
         needs_more = set(self._names(self.plan)).difference([*self._present, *able])
         if able and not needs_more:
             try:
-                self._plan_on([*self._present, *able], is_check=True)
+                self._check_use(able)
             except (UsageError, StartError) as error:
                 problems |= {name: {"text": str(error), "is_reached": True} for name in able}
         return json.dumps(problems)
@@ -228,7 +243,7 @@ class JobHosts:
             self._known.append(host)
         self._has_model = self._has_model or has_model
         try:
-            self._plan_on([*self._present, host.name], is_check=True)
+            self._check_use([host.name])
         except UsageError as error:
             raise StartError(f"host {host.name}: {error}") from None
         return json.dumps(asdict(host))

@@ -2,8 +2,8 @@
 
 The number of replicas never changes. If the replicas are those of PopTorch models, the job may get
 another number of instances: each instance then runs more or fewer replicas. In other programs,
-such as programs with DistributedDataParallel, the processes are the replicas. Such a job keeps its
-number of instances, and the instances share cores where too few are left.
+such as programs with DistributedDataParallel, the processes are the replicas. A job of this kind
+keeps its number of instances, and the instances share cores if too few cores are left.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from poprun_py.running.supervise.launch_result import LaunchResult
 
 
 def lost_hosts(planned: LaunchPlan, result: LaunchResult) -> tuple[Host, ...]:
-    """Return the hosts of an attempt none of whose instances has reported its end."""
+    """Return the hosts of an attempt from which no instance has reported its end."""
     reported = {
         planned.instances[each.index].instance.host_index
         for each in result.instances
@@ -39,7 +39,6 @@ def plan_on_hosts(
     hosts: Sequence[Host],
     *,
     may_change: bool,
-    needs_all: bool = False,
     cpus: Collection[int] = (),
 ) -> LaunchPlan:
     """Plan a job on other hosts, on as many of them as possible.
@@ -48,7 +47,6 @@ def plan_on_hosts(
         first: The plan of the job's first attempt.
         hosts: The hosts that can be used, in the order of their instances.
         may_change: Whether the job may have another number of instances.
-        needs_all: Whether the plan has to use every host of ``hosts``.
         cpus: The CPUs that the job has leased on this machine.
 
     Raises:
@@ -61,40 +59,32 @@ def plan_on_hosts(
     # The job keeps its partition of IPUs on other hosts.
     inputs = replace(inputs, partition=first.partition, folder=first.folder)
     problem: UsageError | StartError | None = None
-    fewest = len(hosts) if needs_all else 1
-    for config, num_hosts in _divisions(first, len(hosts), fewest, may_change=may_change):
+    for config, num_hosts in _divisions(first, len(hosts), may_change=may_change):
         try:
             return _plan(first, _on_first_hosts(inputs, config, num_hosts, first), cpus)
         except (UsageError, StartError) as error:
             problem = problem or error
-    raise problem or UsageError(
-        f"{counted(first.topology.num_instances, 'instance')} with "
-        f"{counted(first.topology.num_replicas, 'replica')} cannot be split evenly over "
-        f"{counted(len(hosts), 'host')}"
-    )
+    assert problem is not None  # one host is a possible choice for any job
+    raise problem
 
 
 def _divisions(
-    first: LaunchPlan, num_hosts: int, fewest_hosts: int, *, may_change: bool
+    first: LaunchPlan, num_hosts: int, *, may_change: bool
 ) -> Iterator[tuple[LaunchConfig, int]]:
     """Yield the options of a job and the number of hosts that it uses, the best choice first."""
     topology, config = first.topology, first.config
     if may_change:
-        for used, instances in divisions(topology, num_hosts, fewest_hosts):
+        for used, instances in divisions(topology, num_hosts):
             yield with_instances(config, instances), used
         return
-    possible = [
-        used for used in range(num_hosts, fewest_hosts - 1, -1) if not config.num_instances % used
-    ]
+    possible = [used for used in range(num_hosts, 0, -1) if not config.num_instances % used]
     yield from ((config, used) for used in possible)
     # Fewer instances would train with fewer replicas, so the instances share cores instead.
     shared = replace(config, oversubscribe=True, cores_per_instance=None, reserve_cores=0)
     yield from ((shared, used) for used in possible)
 
 
-def divisions(
-    topology: Topology, num_hosts: int, fewest_hosts: int = 1
-) -> Iterator[tuple[int, int]]:
+def divisions(topology: Topology, num_hosts: int) -> Iterator[tuple[int, int]]:
     """Yield numbers of hosts and instances for a job, with as many hosts and instances as possible.
 
     The instances can be divided evenly over the hosts, and the replicas evenly over the instances.
@@ -102,7 +92,7 @@ def divisions(
     fewer hosts.
     """
     replicas = topology.num_replicas
-    for used in range(num_hosts, fewest_hosts - 1, -1):
+    for used in range(num_hosts, 0, -1):
         most = topology.instances_per_host * max(used, len(topology.hosts))
         most -= most % used
         yield from ((used, number) for number in range(most, 0, -used) if replicas % number == 0)

@@ -1,4 +1,4 @@
-"""Hosts that a job loses, gets back and gets in addition: where it goes on, and what it repeats."""
+"""Jobs that lose hosts, get hosts back, and get additional hosts."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_a_training_has_the_same_bits_on_fewer_hosts_and_on_all_again(make_lab, 
     assert sorted(set(done)) == list(range(1, 25))
     assert len(done) - len(set(done)) <= 1, steps()
     assert steps()[-1][2] == "2"
-    # The return of the host is no failure, so one restart is enough.
+    # The return of the host is not a failure, so one restart is enough.
     assert "restart 1 of 1 at once" in said
     report = json.loads((attempts / "report.json").read_text())["attempts"]
     lost, back = (each["host_change"] for each in report[1:])

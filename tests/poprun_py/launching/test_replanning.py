@@ -179,6 +179,23 @@ def test_a_job_waits_for_a_host_if_none_is_left(job):
     assert shape(made.plan)[0] == ["a"]
 
 
+def test_a_host_that_no_division_used_replaces_a_lost_one(job):
+    made = job(
+        "a:2,b:2,c:2,d:2", num_instances=4, num_replicas=8, allow_fewer_hosts=True, **WAITING
+    )
+    assert end(made, "d") == (["a", "b"], 4, 8)
+    assert end(made, "b") == (["a", "c"], 4, 8)
+    # Three hosts would be of no use, but four are.
+    made.problems = {"b": {"text": "it does not answer", "is_reached": False}}
+    assert made.take_lost(made.ask_lost()) == ""
+    assert "host d is not used: 4 instances with 8 replicas cannot be split" in "\n".join(
+        made._console.lines
+    )
+    made.problems = {}
+    assert made.take_lost(made.ask_lost()) == "d, b can be used again"
+    assert end(made) == (["a", "b", "c", "d"], 4, 8)
+
+
 def test_a_wait_ends_after_its_time(job, monkeypatch):
     made = job("a,b", num_instances=2, num_replicas=2, wait_for_hosts=10.0, max_restarts=1)
     end(made, "b")
