@@ -32,9 +32,7 @@ _INT_BYTES = 4  # the size of a file descriptor in a message of a Unix socket
 
 
 def may_prepare(command: "list[str]", environ: "Mapping[str, str]") -> bool:
-    """Return whether a restart of the program may follow that a prepared process could fork."""
-    if environ.get("POPDIST_MEMORY_CHECKPOINTS") != "1":
-        return False
+    """Return whether a restart may follow whose program a prepared process could fork."""
     restarts, most = (
         environ.get(f"TORCHELASTIC_{name}", "") for name in ("RESTART_COUNT", "MAX_RESTARTS")
     )

@@ -22,7 +22,6 @@ from poprun_py.instance import (
     program_environment,
 )
 from poprun_py.instance.launcher_channel import LauncherChannel
-from poprun_py.instance.prepared_python import may_prepare
 from poprun_py.instance.program_process import ProgramProcess, exec_program
 from poprun_py.instance.program_reports import ProgramReports
 from poprun_py.instance.quick_imports import loads, signal, socket
@@ -247,7 +246,11 @@ class Wrapper:
             os.environ.update(self._program.input.variables())
         if self._wake < 0:
             self._install_signals()
-        self._may_prepare = self._program.input is None and may_prepare(self._command, os.environ)
+        if os.environ.get("POPDIST_MEMORY_CHECKPOINTS") == "1" and self._program.input is None:
+            # The import is not at the top, because it would delay the start of all other jobs.
+            from poprun_py.instance.prepared_python import may_prepare
+
+            self._may_prepare = may_prepare(self._command, os.environ)
         self._program.start(_SIGNALS)
         self._is_started = True
         self._reports.program_started()

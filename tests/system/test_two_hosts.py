@@ -49,27 +49,36 @@ def test_instances_on_two_hosts_talk_to_each_other_and_a_failure_names_its_host(
 
 
 # Both hosts connect without MPI, which cannot start twice under one wrapper. Instance 0 ends before
-# the others make a group.
+# the others make a group. In the first attempt, instance 3 is lost.
 WITHOUT_MPI = """
-import socket, sys
+import os, signal, socket, sys
 import popdist_py
+from popdist_py import heartbeat
 
 popdist_py.init()
 index = popdist_py.getInstanceIndex()
+heartbeat.step()
 total = popdist_py.all_reduce(index + 1.0)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if index == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    popdist_py.barrier()
 pair = popdist_py.execute_on_instances({1, 2}, popdist_py.all_reduce, 1.0)
-print(index, socket.gethostname(), total, pair, "mpi4py.MPI" in sys.modules)
+print(index, socket.gethostname(), total, pair, "mpi4py.MPI" in sys.modules, os.getppid())
 """
 
 
-def test_instances_on_two_hosts_connect_without_mpi(lab, tmp_path):
+def test_instances_on_two_hosts_connect_without_mpi_after_a_restart_too(lab, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(WITHOUT_MPI)
     shape = ("--num-instances", "4", "--num-replicas", "4", "--oversubscribe")
-    asked = ("--env", "POPDIST_MEMORY_CHECKPOINTS=1")
+    asked = ("--memory-checkpoints", "--max-restarts", "1")
     done = lab[0].poprun("--host", lab.names(), *shape, *asked, program)
     pairs = [None, 2.0, 2.0, None]
-    assert sorted(done.stdout.splitlines()) == [
+    assert sorted(line.rpartition(" ")[0] for line in done.stdout.splitlines()) == [
         f"[1,{index}]<stdout>:{index} node{index // 2} 10.0 {pair} False"
         for index, pair in enumerate(pairs)
     ], done.stderr
+    assert "restart 1 of 1 at once" in done.stderr
+    for host in lab.hosts:
+        wait_until(lambda host=host: not host.processes(program.name), 30, f"{host.name} keeps it")

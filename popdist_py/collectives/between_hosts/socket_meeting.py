@@ -39,6 +39,7 @@ __all__ = ["SocketMeeting", "address_of_relay", "connect_job"]
 # The path of a Unix socket, or the host and the port of a TCP socket.
 Address: TypeAlias = str | tuple[str, int]
 
+_CALL = "popdist_py.init()"
 _CLAIM_BYTES = 4
 # Seconds between two attempts to reach instance 0, which may start later than the others.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 2e-3, 0.1
@@ -83,7 +84,8 @@ def connect_job(
         link = Link(own)
     members = range(instance.num_instances)
     relayed = _RelayedValues(link, instance.instance_index)
-    return SocketMeeting(relayed, members, "job", WaitLimits(settings.hang_timeout), "init()")
+    relayed.exchange("joined", list(members), None, WaitLimits(float("inf")), _CALL)
+    return SocketMeeting(relayed, members, "job", WaitLimits(settings.hang_timeout), _CALL)
 
 
 class SocketMeeting:

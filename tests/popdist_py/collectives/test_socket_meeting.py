@@ -92,6 +92,24 @@ def test_instances_exchange_values_and_divide_into_meetings(tmp_path, count, is_
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("late", [0, 2])
+def test_instances_wait_without_a_limit_for_one_that_joins_late(tmp_path, late):
+    address, environ = place(tmp_path, True)
+    settings = CollectiveSettings(hang_timeout=0.1)
+
+    def connect(index):
+        return socket_meeting.connect_job(address, environment(index, 3), settings, environ)
+
+    with ThreadPoolExecutor(3) as pool:
+        met = {index: pool.submit(connect, index) for index in {0, 1, 2} - {late}}
+        time.sleep(0.5)
+        assert not any(each.done() for each in met.values())
+        met[late] = pool.submit(connect, late)
+        assert (
+            on_each([each.result(60) for each in met.values()], lambda each: each.size) == [3] * 3
+        )
+
+
 def test_nothing_listens_after_all_have_connected(tmp_path):
     address, environ = place(tmp_path, False)
     settings = CollectiveSettings(network="lo")

@@ -103,16 +103,11 @@ def test_a_process_with_threads_or_mpi_ends(code, goes_on):
     [
         ({}, "/usr/bin/python3.11", True),
         ({}, "bash", False),
-        ({"POPDIST_MEMORY_CHECKPOINTS": ""}, "python", False),
         ({"TORCHELASTIC_RESTART_COUNT": "3"}, "python", False),  # no restart is left
         ({"TORCHELASTIC_MAX_RESTARTS": ""}, "python", False),
     ],
 )
 def test_a_process_is_prepared_if_a_restart_may_follow(changed, command, expected):
-    environ = {
-        "POPDIST_MEMORY_CHECKPOINTS": "1",
-        "TORCHELASTIC_RESTART_COUNT": "2",
-        "TORCHELASTIC_MAX_RESTARTS": "3",
-        **changed,
-    }
+    counts = {"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}
+    environ = {**counts, **changed}
     assert may_prepare([command, "program.py"], environ) is expected
