@@ -104,9 +104,10 @@ def add_host(job: str, host: str) -> str:
             reply = _printable_value(answer) if answer else {}
         except (OSError, ValueError) as error:
             raise StartError(f"{option}: the launcher does not answer ({error})") from None
-        if problem := reply.get("problem"):
+        known = reply if isinstance(reply, dict) else {}
+        if problem := known.get("problem"):
             raise StartError(f"{option}: {problem}")
-        if name := reply.get("host"):
+        if name := known.get("host"):
             return str(name)
         raise StartError(f"{option}: the launcher is of a version that cannot add hosts")
     raise StartError(f"{option}: the job has just ended")

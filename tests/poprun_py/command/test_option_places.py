@@ -185,6 +185,19 @@ def test_stacks_of_a_job_are_asked_for_whatever_the_places_say(capsys, folder, m
     assert "--stacks 1: no job of yours" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "part"),
+    [
+        (["1"], 2, "--add-host 1: expected one host after the job, such as --add-host 1 node4"),
+        (["1", "a", "b"], 2, "--add-host 1: expected one host after the job"),
+        (["1", "a"], 3, "--add-host 1: no job of yours"),
+    ],
+)
+def test_a_host_is_added_to_one_job(capsys, words, code, part):
+    assert run(["--add-host", *words]) == code
+    assert part in capsys.readouterr().err
+
+
 def test_a_variable_that_is_no_option_is_a_warning(capsys, folder, monkeypatch):
     monkeypatch.setenv("POPRUN_NUM_REPLICA", "8")
     monkeypatch.setenv("POPRUN_NUM_INSTANCES", "")

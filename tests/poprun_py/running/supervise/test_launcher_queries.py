@@ -105,6 +105,30 @@ def test_stacks_are_printable(launcher):
     assert launcher_queries.ask_stacks(str(os.getpid())) == "instance 0:\n\t?[2Jmain"
 
 
+@pytest.mark.parametrize(
+    ("answer", "part"),
+    [
+        (frame('{"problem": "host b: it does not answer"}'), ": host b: it does not answer"),
+        (frame(""), "of a version that cannot add hosts"),
+        (frame("[]"), "of a version that cannot add hosts"),
+        (frame("{"), "the launcher does not answer"),
+        (b"", "the job has just ended"),
+    ],
+    ids=repr,
+)
+def test_a_host_that_is_not_added_has_a_reason(launcher, answer, part):
+    launcher(answer)
+    with pytest.raises(StartError) as caught:
+        launcher_queries.add_host(str(os.getpid()), "b")
+    assert str(caught.value).startswith(f"--add-host {os.getpid()}: ")
+    assert part in str(caught.value)
+
+
+def test_the_name_of_an_added_host_is_returned(launcher):
+    launcher(frame('{"host": "b"}'))
+    assert launcher_queries.add_host(str(os.getpid()), "b:2") == "b"
+
+
 def status_of(run_id, **values):
     return frame(json.dumps({**STATUS, "run_id": run_id, **values}))
 
