@@ -22,7 +22,14 @@ from popdist_py.checkpoint import Checkpoint, Checkpoints
 from popdist_py.environment import CHECKPOINT_MEMORY, MEMORY_CHECKPOINTS, InstanceEnvironment
 from popdist_py.memory_slots import Bytes, MemorySlots, SlotState, slot_state, slots_folder
 from popdist_py.own_files.owner import NotOwnFileError
-from popdist_py.torch_states.state_parts import bytes_of, from_bytes, joined, split, to_bytes
+from popdist_py.torch_states.state_parts import (
+    bytes_of,
+    from_bytes,
+    is_plain,
+    joined,
+    split,
+    to_bytes,
+)
 
 __all__ = ["MemoryCopies", "Peers", "memory_copies", "newest_state", "wait_for_copies"]
 
@@ -121,7 +128,9 @@ class MemoryCopies:
             return
         wait_for_copies()
         tensors: list[torch.Tensor] = []
-        head = to_bytes(split(state, tensors))
+        rest = split(state, tensors)
+        # The rest of a plain state is a copy, which can be pickled beside the training.
+        head = rest if is_plain(rest) else to_bytes(rest)
         if self._is_immediate:
             self._write(step, head, tensors, ())
             return
@@ -133,7 +142,7 @@ class MemoryCopies:
     def _write(
         self,
         step: int,
-        head: bytes,
+        head: Any,
         tensors: Sequence[torch.Tensor],
         watched: Sequence[tuple[torch.Tensor, int]],
     ) -> None:
@@ -141,7 +150,7 @@ class MemoryCopies:
         try:
             stored = self._slots.write(
                 step,
-                head,
+                head if isinstance(head, bytes) else to_bytes(head),
                 [bytes_of(each) for each in tensors],
                 lambda: all(each._version == version for each, version in watched),
             )
