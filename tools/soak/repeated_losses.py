@@ -56,7 +56,8 @@ NUM_HOSTS, NUM_REPLICAS = 4, 8
 PAUSE_SECONDS = 0.05
 MEASURED_STEPS = 150
 WANTED_SHARE = 0.8
-OPTIONS = ("--memory-checkpoints", "--max-restarts", "10000", "--allow-fewer-hosts")
+OPTIONS = ("--memory-checkpoints", "--max-restarts", "10000", "--allow-fewer-hosts",
+           "--wait-for-hosts")  # fmt: skip
 _POLL_SECONDS = 0.1
 # A training that has not gone on after this time never will.
 _NEVER_SECONDS = 180.0

@@ -122,5 +122,7 @@ def steps_and_seconds(runs: Iterable[Run]) -> tuple[int, float]:
     The time is from the first finished step to the last one. The first step only begins this time.
     """
     finished = [pair for run in runs for pair in run.steps]
+    if not finished:
+        return 0, 0.0
     times = [when for _, when in finished]
     return len({step for step, _ in finished}) - 1, max(times) - min(times)
