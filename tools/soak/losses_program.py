@@ -26,6 +26,10 @@ class Notes:
         path = Path(os.environ["SOAK_NOTES"], f"instance-{os.environ['RANK']}")
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
+    def add_start(self, began):
+        """Note when and where the process has started."""
+        self.add("start", seconds=began, text=f"{os.uname().nodename} {os.getpid()}")
+
     def add(self, kind, step=0, seconds=None, text=""):
         """Append one line with a single write, so that a killed process leaves no half line."""
         seconds = time.monotonic() if seconds is None else seconds
@@ -79,7 +83,7 @@ def digest_of(training):
 
 def main(num_steps, pause, folder):
     notes = Notes()
-    notes.add("start", seconds=BEGAN, text=f"{os.uname().nodename} {os.getpid()}")
+    notes.add_start(BEGAN)
     import torch
 
     import popdist_py

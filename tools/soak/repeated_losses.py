@@ -92,9 +92,11 @@ class Training:
         self.notes.mkdir(parents=True, exist_ok=True)
         self._out = folder / name
         host = lab[0]
+        # The processes of a DDP program are its replicas.
+        replicas = per_host * NUM_HOSTS if program == PROGRAMS["ddp"] else NUM_REPLICAS
         words = [
             *("--host", lab.names(), "--num-instances", per_host * NUM_HOSTS),
-            *("--num-replicas", NUM_REPLICAS, "--oversubscribe", "--env", "SOAK_NOTES"),
+            *("--num-replicas", replicas, "--oversubscribe", "--env", "SOAK_NOTES"),
             *("--executable-cache-path", folder / "cache", *options),
             *(program, steps, pause, folder / f"checkpoints-{name}"),
         ]
