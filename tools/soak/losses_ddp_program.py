@@ -3,21 +3,28 @@
 python losses_ddp_program.py STEPS PAUSE CHECKPOINTS
 
 The training has dropout, batch norm, momentum and a scheduler. It draws the samples of each step
-from the step's number. The notes and the arguments are those of losses_program.py.
+from the step's number. The arguments are those of losses_program.py.
 """
 
-import sys
+# ruff: noqa: E402 (the time before the imports is noted)
 import time
 
-from losses_program import BEGAN, CLASSES, DIGEST_EVERY, FEATURES, HIDDEN, Notes, digest_of
+BEGAN = time.monotonic()
 
-BATCH_SIZE = 16
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from training_notes import DIGEST_EVERY, Notes, digest_of
+
+from popdist_py.checkpoint import LoopCheckpoints
+
+BATCH_SIZE, FEATURES, CLASSES, HIDDEN = 16, 64, 10, 256
 
 
-def make_training(torch):
+def make_training():
     """Return the model, the optimizer and the scheduler."""
-    from torch.nn.parallel import DistributedDataParallel
-
     torch.manual_seed(1)
     model = torch.nn.Sequential(
         torch.nn.Linear(FEATURES, HIDDEN), torch.nn.BatchNorm1d(HIDDEN), torch.nn.ReLU(),
@@ -31,17 +38,12 @@ def make_training(torch):
 def main(num_steps, pause, folder):
     notes = Notes()
     notes.add_start(BEGAN)
-    import torch
-    import torch.distributed as dist
-
-    from popdist_py.checkpoint import LoopCheckpoints
-
-    torch.set_num_threads(1)
     notes.add("imported")
+    torch.set_num_threads(1)
     dist.init_process_group("gloo")
     notes.add("connected")
     rank = dist.get_rank()
-    model, optimizer, scheduler = make_training(torch)
+    model, optimizer, scheduler = make_training()
     checkpoints = LoopCheckpoints(
         folder, model=model, optimizer=optimizer, scheduler=scheduler, disk_every=DIGEST_EVERY
     )

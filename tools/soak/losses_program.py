@@ -3,41 +3,27 @@
 python losses_program.py STEPS PAUSE CHECKPOINTS
 
 The training has shuffling, dropout, batch norm and momentum. It resumes from its newest state and
-ends after STEPS steps in all. Each step sleeps for PAUSE seconds. Each instance appends lines of
-``KIND STEP SECONDS TEXT`` to ``SOAK_NOTES``/instance-N. SECONDS is the monotonic clock, which all
-hosts of the lab share. The kind ``step`` marks a finished step.
+ends after STEPS steps in all. Each step sleeps for PAUSE seconds.
 """
 
-import hashlib
-import os
-import sys
+# ruff: noqa: E402 (the time before the imports is noted)
 import time
-from pathlib import Path
 
 BEGAN = time.monotonic()
-DIGEST_EVERY = 50
+
+import sys
+
+import torch
+from training_notes import DIGEST_EVERY, Notes, digest_of
+
+import popdist_py
+from popdist_py import poptorch
+from popdist_py.poptorch.checkpoint import TrainingCheckpoints
+
 IMAGES, FEATURES, CLASSES, HIDDEN = 256, 64, 10, 256
 
 
-class Notes:
-    """The file to which one instance appends what it has done."""
-
-    def __init__(self):
-        path = Path(os.environ["SOAK_NOTES"], f"instance-{os.environ['RANK']}")
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-
-    def add_start(self, began):
-        """Note when and where the process has started."""
-        self.add("start", seconds=began, text=f"{os.uname().nodename} {os.getpid()}")
-
-    def add(self, kind, step=0, seconds=None, text=""):
-        """Append one line with a single write, so that a killed process leaves no half line."""
-        seconds = time.monotonic() if seconds is None else seconds
-        line = f"{kind} {step} {seconds:.6f} {text}\n"
-        os.write(self._descriptor, line.encode())
-
-
-def make_training(poptorch, torch):
+def make_training():
     """Return the model and the loader of its batches."""
 
     class Net(torch.nn.Module):
@@ -73,28 +59,14 @@ def make_training(poptorch, torch):
     return training, loader
 
 
-def digest_of(training):
-    """Return a digest of the weights and buffers."""
-    digest = hashlib.sha256()
-    for value in training.state_dict().values():
-        digest.update(value.numpy().tobytes())
-    return digest.hexdigest()
-
-
 def main(num_steps, pause, folder):
     notes = Notes()
     notes.add_start(BEGAN)
-    import torch
-
-    import popdist_py
-    from popdist_py import poptorch
-    from popdist_py.poptorch.checkpoint import TrainingCheckpoints
-
-    torch.set_num_threads(1)
     notes.add("imported")
+    torch.set_num_threads(1)
     popdist_py.init()
     notes.add("connected")
-    training, loader = make_training(poptorch, torch)
+    training, loader = make_training()
     checkpoints = TrainingCheckpoints(folder, training, loader, disk_every=DIGEST_EVERY)
     step, _ = checkpoints.resume()
     notes.add("resumed", step)
