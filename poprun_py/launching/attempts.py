@@ -22,6 +22,13 @@ from poprun_py.instance.job_folders import CheckpointMemory
 from poprun_py.launching.host_changes import JobHosts
 from poprun_py.launching.job_cores import leases_place, share_of_plan
 from poprun_py.launching.replanning import lost_hosts
+from poprun_py.launching.restart_pauses import (
+    FIRST_PAUSE,
+    backoff_seconds,
+    has_made_progress,
+    pause,
+    was_killed,
+)
 from poprun_py.launching.run_record import AttemptRecord, RunRecord
 from poprun_py.launching.saved_states import SavedStates
 from poprun_py.machines.host_list import Host
@@ -50,12 +57,10 @@ from poprun_py.running.supervise.job_description import (
 from poprun_py.running.supervise.job_processes import JobProcesses
 from poprun_py.running.supervise.launch_result import LaunchResult, Restart
 from poprun_py.running.supervise.running_job import Reports
-from poprun_py.running.supervise.signal_pipe import PARENT_ENDED
 from poprun_py.running.supervise.supervisor import supervise
 from poprun_py.terminal import Console, Log, command_name
 
 _WITHOUT_POD = HeldPartition()
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 OnAttempt = Callable[[Job], None]
 
@@ -119,7 +124,10 @@ class Attempts:
                 restart += 1
                 if not self._allows_restart(result, restart) or not self.has_time(seconds):
                     return result
-                self._num_pauses = self._num_pauses + 1 if seconds else 0
+                if not seconds:
+                    self._num_pauses = 0
+                elif not (self.plan.config.memory_checkpoints and was_killed(result)):
+                    self._num_pauses += 1
                 self._num_changes += result.ended_for_hosts
                 number = self._prepare_restart(result, lost, restart - self._num_changes, seconds)
                 if number:
@@ -225,10 +233,16 @@ class Attempts:
         return result.may_restart and failures <= self.plan.config.max_restarts
 
     def _seconds_before_restart(self, result: LaunchResult) -> float:
-        """Return the pause before the restart after ``result``; 0 after progress."""
-        has_progress = self.plan.config.memory_checkpoints and has_made_progress(result)
-        if has_progress or result.ended_for_hosts:
+        """Return the pause before the restart after ``result``; 0 after progress.
+
+        The pauses grow while the program itself fails. With states in memory, a kill from outside
+        has the first pause, because the program has not caused the failure.
+        """
+        keeps_states = self.plan.config.memory_checkpoints
+        if (keeps_states and has_made_progress(result)) or result.ended_for_hosts:
             return 0.0
+        if keeps_states and was_killed(result):
+            return FIRST_PAUSE
         return backoff_seconds(self._num_pauses + 1)
 
     def _seconds_left(self) -> float:
@@ -278,46 +292,6 @@ def _make_folder_of_results(planned: LaunchPlan, restart_count: int) -> None:
     if call is not None:
         with start_errors("the folder for the function's results cannot be made"):
             place_of_call(call, restart_count).folder.mkdir(0o700)
-
-
-# --- pauses before restarts -----------------------------------------------------------------------
-
-
-def backoff_seconds(restart: int) -> float:
-    """Return the seconds to wait before a restart: 1, then 2, 4 and so on, at most 60."""
-    return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(restart - 1, 10))
-
-
-def has_made_progress(result: LaunchResult) -> bool:
-    """Return whether an instance has done a training step since the attempt began."""
-    found = (each.progress for each in result.instances)
-    return any(each is not None and each.step > each.resumed for each in found)
-
-
-def pause(seconds: float, parent: int) -> int:
-    """Wait before a restart; return 0, or the number of the signal that ended the wait.
-
-    SIGUSR2 is meant for the user's programs. No program runs before a restart, so SIGUSR2 is
-    ignored. If the process ``parent``, which started the launcher, ends, the number of SIGHUP is
-    returned.
-    """
-    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, PARENT_ENDED}
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        numbers.add(signal.SIGHUP)
-    end = time.monotonic() + seconds
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    try:
-        while (left := end - time.monotonic()) > 0:
-            got = signal.sigtimedwait(numbers, left)
-            if got is None or got.si_signo == signal.SIGUSR2:
-                continue
-            if got.si_signo != PARENT_ENDED:
-                return got.si_signo
-            if os.getppid() != parent:  # the end of a thread of the parent sends PARENT_ENDED too
-                return signal.SIGHUP
-        return 0
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _ended_by(result: LaunchResult, number: int, restart: int) -> LaunchResult:

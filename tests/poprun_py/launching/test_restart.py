@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 from support.launcher.consoles import KeptConsole
@@ -16,7 +17,7 @@ from support.processes import wait_until
 
 from poprun_py.errors import StartError
 from poprun_py.launching import attempts
-from poprun_py.launching.attempts import backoff_seconds, pause
+from poprun_py.launching.restart_pauses import backoff_seconds, pause
 from poprun_py.launching.run_record import RunRecord
 from poprun_py.running.supervise.launch_result import InstanceResult, LaunchResult, Progress
 
@@ -34,8 +35,10 @@ def job(monkeypatch):
         instance = InstanceResult(index=0, progress=Progress(step, resumed=3))
         return LaunchResult(exit_code=7, instances=(instance,), hung=(0,), may_restart=True)
 
-    def run(num_failures, number=0, steps=None, **options):
+    def run(num_failures, number=0, steps=None, firsts=None, **options):
         failures = [failure(step) for step in steps or [3] * num_failures]
+        for index, first in enumerate(firsts or ()):
+            failures[index] = replace(failures[index], first_failure=first, hung=())
         results = iter([*failures, LaunchResult(exit_code=0)])
 
         def supervise(*_, **__):
@@ -69,6 +72,19 @@ def test_after_progress_a_restart_with_states_in_memory_is_not_delayed(job):
     ]  # fmt: skip
     _, warnings = job(2, steps=[5, 5], max_restarts=4)
     assert warnings[-1] == "restart 2 of 4 in 2 s"
+
+
+def test_with_states_in_memory_the_pauses_do_not_grow_after_kills(job):
+    killed = InstanceResult(index=0, code=-signal.SIGKILL)
+    lost = InstanceResult(index=0, code=-signal.SIGKILL, was_lost=True, oom_kills=1)
+    firsts = [killed, lost, None, killed, InstanceResult(index=0, code=-9, oom_kills=1), killed]
+    _, warnings = job(6, firsts=firsts, max_restarts=6, memory_checkpoints=True)
+    restarts = [line for line in warnings if line.startswith("restart")]
+    assert [line.partition(" in ")[2] for line in restarts] == [
+        "1 s", "1 s", "1 s", "1 s", "2 s", "1 s"
+    ]  # fmt: skip
+    _, warnings = job(2, firsts=[killed, killed], max_restarts=6)
+    assert warnings[-1] == "restart 2 of 6 in 2 s"
 
 
 def test_with_states_in_memory_a_restart_that_does_not_start_is_a_failed_attempt(job):
