@@ -82,7 +82,9 @@ class JobHosts:
         """Note the hosts that an attempt has lost, and the kind of its program."""
         self._has_model = self._has_model or any(each.has_model for each in result.instances)
         gone = [host.name for host in lost]
-        self._present = [name for name in self._present if name not in gone]
+        # An attempt also runs on hosts that were lost before, if the job could not do without them.
+        used = [name for name in self._names(self.plan) if name not in self._present]
+        self._present = [name for name in (*self._present, *used) if name not in gone]
         if self._wait_seconds:
             self._awaited |= dict.fromkeys(gone, time.monotonic())
 
@@ -111,12 +113,14 @@ class JobHosts:
             self._replan()
             if self.lacks_hosts:
                 self._console.warn("waiting for lost hosts (--wait-for-hosts)")
+            num_tried = len(self._back)
             while self.lacks_hosts and may_wait():
                 if number := pause(_POLL_SECONDS):
                     return number
                 watch.on_time(time.monotonic())
-                if self._back:
+                if len(self._back) > num_tried:
                     self._replan()
+                    num_tried = len(self._back)
         finally:
             watch.end()
         return 0

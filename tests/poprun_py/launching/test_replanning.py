@@ -6,12 +6,13 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.errors import StartError
+from poprun_py.errors import StartError, UsageError
 from poprun_py.launching import host_changes
 from poprun_py.launching.host_changes import JobHosts
 from poprun_py.launching.launch_planning import plan
@@ -194,6 +195,36 @@ def test_a_host_that_no_division_used_replaces_a_lost_one(job):
     made.problems = {}
     assert made.take_lost(made.ask_lost()) == "d, b can be used again"
     assert end(made) == (["a", "b", "c", "d"], 4, 8)
+
+
+def test_a_host_that_ran_again_is_not_lost_any_more(job):
+    made = job("a:1,b:1", num_instances=2, num_replicas=4, allow_fewer_hosts=True)
+    made._first = made.plan = replace(
+        made.plan, config=made.plan.config.replace(allow_fewer_hosts=False)
+    )
+    assert end(made, "b") == (["a", "b"], 2, 4)
+    made._first = made.plan = replace(
+        made.plan, config=made.plan.config.replace(allow_fewer_hosts=True)
+    )
+    assert end(made) == (["a", "b"], 2, 4)
+    assert made._console.lines == []
+
+
+def test_hosts_that_do_not_suffice_are_planned_once(job, monkeypatch):
+    made = job("a,b,c", num_instances=3, num_replicas=3, allow_fewer_hosts=True, **WAITING)
+    made.note_end(LaunchResult(exit_code=1), made.plan.topology.hosts)
+    made.problems = {"c": {"text": "it does not answer", "is_reached": False}}
+
+    def full(*_, **__):
+        raise UsageError("too few cores")
+
+    monkeypatch.setattr(host_changes, "plan_on_hosts", full)
+    made._check_use = lambda _: None
+    calls = iter(range(100))
+    assert made.choose(slept, lambda: next(calls) < 99) == 0
+    assert (
+        made._console.lines.count("the job does not fit on the hosts without c: too few cores") == 1
+    )
 
 
 def test_a_wait_ends_after_its_time(job, monkeypatch):
