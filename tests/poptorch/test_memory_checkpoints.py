@@ -36,12 +36,12 @@ def adamw(parameters):
     return poptorch.optim.AdamW(parameters, lr=0.01, loss_scaling=4.0)
 
 
-def training(make_optimizer=sgd, loss_scaling=False):
+def training(make_optimizer=sgd, loss_scaling=False, half=False):
     options = poptorch.Options().showCompilationProgressBar(False)
     options.replicationFactor(2)
     options.randomSeed(3)
     options.Training.setAutomaticLossScaling(loss_scaling)
-    net = Net()
+    net = Net().half() if half else Net()
     return poptorch.trainingModel(net, options, make_optimizer(net.parameters()))
 
 
@@ -69,11 +69,30 @@ def same(first, second):
     return first == second
 
 
-@pytest.mark.parametrize(("optimizer", "scaled"), [(sgd, False), (adamw, False), (sgd, True)])
-def test_live_states_are_the_states(optimizer, scaled):
-    model = training(optimizer, scaled)
+def lamb(parameters):
+    return poptorch.optim.LAMB(parameters, lr=0.01)
+
+
+def rmsprop(parameters):
+    return poptorch.optim.RMSprop(parameters, lr=0.01, momentum=0.9, centered=True)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scaled", "half"),
+    [
+        (sgd, False, False),
+        (adamw, False, False),
+        (sgd, True, False),
+        (adamw, False, True),
+        (lamb, False, False),
+        (rmsprop, False, False),
+    ],
+)
+def test_live_states_are_the_states(optimizer, scaled, half):
+    model = training(optimizer, scaled, half)
     for step in range(3):
-        model(*batch(step))
+        inputs, labels = batch(step)
+        model(inputs.half() if half else inputs, labels)
     live = model.live_module()
     own, shared = model.instance_state(live), model.training_state(live)
     assert model._weights.device_is_newer  # nothing was copied to the host
@@ -81,6 +100,36 @@ def test_live_states_are_the_states(optimizer, scaled):
     shared = {**shared, "model": {k: v.clone() for k, v in shared["model"].items()}}
     assert same(shared, model.training_state())
     assert same(own, model.instance_state())
+
+
+class Scale(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(2, 4))
+
+    def forward(self, inputs):
+        return poptorch.identity_loss(inputs * self.w, "mean")
+
+
+def test_parameters_of_groups_of_replicas_are_resumed(tmp_path, memory):
+    def run(first, last, folder):
+        net = Scale()
+        options = poptorch.Options().showCompilationProgressBar(False).replicationFactor(2)
+        model = poptorch.trainingModel(net, options, sgd(net.parameters()))
+        model.w.replicaGrouping(
+            poptorch.CommGroupType.NoGrouping, 0, poptorch.VariableRetrievalMode.OnePerGroup
+        )
+        checkpoints = TrainingCheckpoints(folder, model, disk_every=100)
+        assert checkpoints.resume()[0] == first
+        for step in range(first, last):
+            model(batch(step)[0])
+            checkpoints.save(step + 1)
+        wait_for_copies()
+        return model.state_dict()["w"].clone()
+
+    whole = run(0, 4, tmp_path / "whole")
+    run(0, 2, tmp_path / "parts")
+    assert torch.equal(run(2, 4, tmp_path / "parts"), whole)
 
 
 def test_a_resumed_training_ends_with_the_same_bits(tmp_path, memory):
