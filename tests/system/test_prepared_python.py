@@ -87,6 +87,8 @@ def await_prepared(limit):
                  and int(each) != os.getpid() and waits(int(each))]
         calm = calm + 1 if found else 0
         time.sleep(0.01)
+    for each in found if os.environ.get("KILLS") else []:
+        os.kill(int(each), signal.SIGKILL)
 
 if __name__ == "__main__":
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -180,6 +182,8 @@ def test_a_forked_program_ends_as_any_program_ends(run, end, code, text):
     [
         # A file beside the script hides a module of Python, which the prepared process has.
         (["program.py"], {"numbers.py": Path(numbers.__file__).read_text()}),
+        # The prepared process has printed a line for each import.
+        (["-X", "importtime", "program.py"], {}),
         (["-I", "../of the program/isolated.py"], {}),
         (["-c", "import runpy; runpy.run_path('program.py', run_name='__main__')"], {}),
     ],
@@ -190,5 +194,11 @@ def test_other_programs_start_in_the_usual_way(run, words, files):
     isolated = f"import sys\nsys.path[:0] = [{str(run.folder)!r}, {str(ROOT)!r}]\n{PROGRAM}"
     run.folder.joinpath("isolated.py").write_text(isolated)
     (first, second), done = run(sys.executable, *words, WAIT="0.5", PYTHONPATH=str(ROOT))
+    assert (first["is_forked"], second["is_forked"]) == (False, False)
+    assert (done.returncode, done.stdout.count("printed")) == (0, 1), done.stderr
+
+
+def test_a_prepared_process_that_was_killed_is_not_missed(run):
+    (first, second), done = run(sys.executable, "program.py", KILLS="yes")
     assert (first["is_forked"], second["is_forked"]) == (False, False)
     assert (done.returncode, done.stdout.count("printed")) == (0, 1), done.stderr

@@ -10,7 +10,7 @@ import sys
 import pytest
 from support.repository import ROOT
 
-from poprun_py.instance.prepared_python import may_prepare
+from poprun_py.instance.prepared_python import _fixed, may_prepare
 
 HOOK = ROOT / "poprun_py" / "instance" / "diagnostics_hook"
 
@@ -111,3 +111,9 @@ def test_a_process_is_prepared_if_a_restart_may_follow(changed, command, expecte
     counts = {"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}
     environ = {**counts, **changed}
     assert may_prepare([command, "program.py"], environ) is expected
+
+
+def test_only_variables_without_effect_on_imports_may_differ_between_attempts():
+    first = {"OMP_NUM_THREADS": "1", "MASTER_PORT": "1", "POPDIST_STACKS": "1"}
+    assert _fixed(first) == _fixed({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RESTART_COUNT": "1"})
+    assert _fixed(first) != _fixed({**first, "OMP_NUM_THREADS": "2"})
