@@ -175,7 +175,7 @@ def test_a_wait_for_an_instance_that_does_not_come_names_it(tmp_path):
 
 @PLACES
 def test_a_wait_for_an_instance_that_has_ended_fails_at_once(tmp_path, is_alone):
-    met = meetings(tmp_path, 3, is_alone=is_alone, timeout=1000)
+    met = meetings(tmp_path, 3, is_alone=is_alone, timeout=20)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(met[1].all_gather, 1)
         time.sleep(0.1)
@@ -209,7 +209,7 @@ def test_an_address_that_cannot_be_listened_at_is_an_error(tmp_path):
 
 
 def test_a_forked_child_does_not_keep_the_connection(tmp_path):
-    met = meetings(tmp_path, 2, timeout=1000)
+    met = meetings(tmp_path, 2, timeout=20)
     end_read, end_write = os.pipe()
     child = os.fork()
     if child == 0:
