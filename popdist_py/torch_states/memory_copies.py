@@ -43,8 +43,10 @@ def wait_for_copies() -> None:
         return
     with activities.doing(activities.SAVING, "memory"):
         for copy in list(_unfinished):
-            copy.result()
-            _unfinished.discard(copy)
+            try:
+                copy.result()
+            finally:
+                _unfinished.discard(copy)
 
 
 class Peers(Protocol):
