@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from pathlib import Path
 
 from poprun_py.instance import control_protocol, process_control
 from poprun_py.running.supervise.control_channel import ControlChannel
@@ -141,6 +142,8 @@ _REPORT_SECONDS = 5.0
 # One request to end the job may arrive as two signals: a parent process may pass on a Ctrl-C that
 # the terminal sends as well, and timeout(1) sends SIGTERM to its child and to its process group.
 _SAME_REQUEST_SECONDS = 0.3
+# The seconds until programs that cannot stop for new hosts are asked again.
+_NEW_HOSTS_SECONDS = 5.0
 
 
 class JobShutdown:
@@ -174,8 +177,10 @@ class JobShutdown:
         self._log = log
         self._request = StopRequest(job.limits.grace)
         self._kill_at = math.inf
+        self._job = job
         self._new_hosts = ""  # the reason for a stop because of new hosts, if it is requested
-        self._keeps_state = job.hosts.keeps_state
+        self._has_told_of_hosts = False
+        self._use_hosts_at = math.inf  # when the programs are asked again to stop for new hosts
         self._report_seconds = job.limits.grace + _REPORT_SECONDS
         self._drop_at = math.inf
 
@@ -229,11 +234,30 @@ class JobShutdown:
         is_running = self._control.is_complete and all(p.program_end is None for p in peers)
         if self.stop is not None or not is_running:
             return  # the next attempt, if there is one, uses the new hosts anyway
-        if self._keeps_state:
+        if self._keeps_state():
             self.end(Cause.HOSTS, reason)
         else:
             self._new_hosts = reason
             self._ask_to_save(0)
+
+    def _keeps_state(self) -> bool:
+        """Tell whether the newest state of the training is in memory."""
+        hosts, folder = self._job.hosts, self._job.files.checkpoint_memory
+        # A program makes the folder when it saves the first state. The folders of other hosts are
+        # not visible here.
+        has_local = len(hosts.others) < self._job.num_instances
+        is_saved = folder is not None and Path(folder).is_dir()
+        return hosts.keeps_state and (is_saved or not has_local)
+
+    def _postpone_new_hosts(self) -> None:
+        """Ask the programs again later, because they may not have begun to train."""
+        self._use_hosts_at = time.monotonic() + _NEW_HOSTS_SECONDS
+        if not self._has_told_of_hosts:
+            self._has_told_of_hosts = True
+            self._say(
+                f"{self._new_hosts}: the job uses new hosts from its next restart on, or once its "
+                "programs keep their state in memory (--memory-checkpoints) or ask stopRequested()"
+            )
 
     def on_signal(self, number: int, reason: str = "") -> None:
         """Handle a signal to the launcher; ``reason`` says why the signal was sent, if known."""
@@ -270,7 +294,8 @@ class JobShutdown:
 
     def next_deadline(self) -> float:
         """Return the time at which ``on_time`` next has work to do; inf for never."""
-        return min(self._request.next_deadline(), self._kill_at, self._drop_at)
+        deadlines = (self._kill_at, self._drop_at, self._use_hosts_at)
+        return min(self._request.next_deadline(), *deadlines)
 
     def on_time(self, now: float) -> None:
         """Do the next step of the shutdown if its time has come."""
@@ -278,6 +303,9 @@ class JobShutdown:
         if now >= self._kill_at:
             self._kill_at = math.inf
             self._stop_programs(0)
+        if now >= self._use_hosts_at:
+            self._use_hosts_at = math.inf
+            self.use_new_hosts(self._new_hosts)
         if now >= self._drop_at:
             self._drop_at = now + self._report_seconds
             # The launcher cannot kill a stopped wrapper on another host. mpirun kills such a
@@ -331,11 +359,7 @@ class JobShutdown:
         elif action is StopAction.SIGNAL and self._request.signal:
             self._send_signal(self._request.signal)
         elif action is StopAction.SIGNAL:
-            self._say(
-                f"{self._new_hosts}: the job uses new hosts from its next restart on, because its "
-                "programs neither keep their state in memory (--memory-checkpoints) nor ask "
-                "stopRequested()"
-            )
+            self._postpone_new_hosts()
 
     def _send_signal(self, number: int) -> None:
         self._control.broadcast(control_protocol.SIGNAL, int(number))

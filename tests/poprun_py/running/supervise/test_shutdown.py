@@ -35,10 +35,14 @@ class Channel:
         self.sent.append((kind, value))
 
 
-def job_end(count=2, *, keeps_state=False):
+def job_end(count=2, *, states=None):
     channel, lines = Channel(count), []
     job = a_job(count=count)
-    job = replace(job, hosts=replace(job.hosts, keeps_state=keeps_state))
+    job = replace(
+        job,
+        hosts=replace(job.hosts, keeps_state=states is not None),
+        files=replace(job.files, checkpoint_memory=None if states is None else str(states)),
+    )
     return JobShutdown(job, channel, lines.append, lines.append), channel, lines
 
 
@@ -194,8 +198,8 @@ def test_a_refusal_is_the_cause_even_while_the_job_ends():
 # --- new hosts ------------------------------------------------------------------------------------
 
 
-def test_for_new_hosts_programs_that_keep_their_state_in_memory_end_at_once():
-    policy, channel, _ = job_end(keeps_state=True)
+def test_for_new_hosts_programs_that_keep_their_state_in_memory_end_at_once(tmp_path):
+    policy, channel, _ = job_end(states=tmp_path)
     policy.use_new_hosts("node1 can be used again")
     assert channel.sent == [(control_protocol.STOP, [5, signal.SIGTERM])]
     assert (policy.stop.cause, policy.stop.reason) == (Cause.HOSTS, "node1 can be used again")
@@ -223,8 +227,8 @@ def test_for_new_hosts_programs_that_cannot_save_go_on():
     assert channel.sent == [(control_protocol.PROPOSE_STOP, 0)]
     assert policy.stop is None
     assert lines == [
-        "node1 can be used again: the job uses new hosts from its next restart on, because its "
-        "programs neither keep their state in memory (--memory-checkpoints) nor ask stopRequested()"
+        "node1 can be used again: the job uses new hosts from its next restart on, or once its "
+        "programs keep their state in memory (--memory-checkpoints) or ask stopRequested()"
     ]
     policy.on_signal(signal.SIGTERM)
     policy.on_answer(0, 0, 0)
@@ -232,9 +236,26 @@ def test_for_new_hosts_programs_that_cannot_save_go_on():
     assert channel.sent[-1] == (control_protocol.STOP, [5, signal.SIGTERM])
 
 
+def test_for_new_hosts_programs_are_asked_again_until_they_can_save(tmp_path):
+    policy, channel, lines = job_end(states=tmp_path / "states")
+    policy.use_new_hosts("node1 can be used again")
+    for _ in range(2):
+        policy.on_answer(0, 0, 0)
+        policy.on_answer(1, 0, 0)
+        policy.on_time(policy.next_deadline())
+    assert channel.sent == [(control_protocol.PROPOSE_STOP, 0)] * 3
+    assert len(lines) == 1
+    policy.on_answer(0, 0, 0)
+    policy.on_answer(1, 0, 0)
+    (tmp_path / "states").mkdir()
+    policy.on_time(policy.next_deadline())
+    assert policy.stop.cause is Cause.HOSTS
+    assert channel.sent[-1] == (control_protocol.STOP, [5, signal.SIGTERM])
+
+
 @pytest.mark.parametrize("keeps_state", [False, True])
-def test_new_hosts_do_not_disturb_a_job_that_is_ending(keeps_state):
-    policy, channel, _ = job_end(keeps_state=keeps_state)
+def test_new_hosts_do_not_disturb_a_job_that_is_ending(keeps_state, tmp_path):
+    policy, channel, _ = job_end(states=tmp_path if keeps_state else None)
     channel.peers[1].program_end = {"code": 0}
     policy.use_new_hosts("node1 can be used again")
     assert (channel.sent, policy.stop) == ([], None)
