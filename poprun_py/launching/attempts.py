@@ -196,12 +196,12 @@ class Attempts:
         )
         if self._restart_after(result, count + 1) is Restart.NONE:
             result = self._saved.finish(result)
-        self._note_restart(result, count, began)
+        self._note_restart(result, began)
         self.record.end(result)
         self._began += result.paused_seconds
         return replace(result, restart_count=count)
 
-    def _note_restart(self, result: LaunchResult, count: int, began: float) -> None:
+    def _note_restart(self, result: LaunchResult, began: float) -> None:
         """Report what the restart before the attempt that began at ``began`` has cost."""
         if self._failed is not None:
             from poprun_py.launching.restart_costs import restart_cost
@@ -209,7 +209,7 @@ class Attempts:
             pause_seconds = began - self._ended_at
             cost = restart_cost(self._failed, pause_seconds, result, self._reached_step)
             if cost is not None:
-                self.console.tell(f"restart {count} {cost.text}")
+                self.console.tell(f"the restart before this attempt {cost.text}")
                 self.record.note_restart(cost)
         self._reached_step = max(self._reached_step, result.last_step or 0)
         self._failed, self._ended_at = result, time.monotonic()

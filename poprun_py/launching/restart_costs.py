@@ -53,13 +53,14 @@ class RestartCost:
     def text(self) -> str:
         """The cost in words, as the end of a sentence about the restart."""
         parts = [
-            f"{RESTART_PARTS[name]} {duration_text(seconds)}"
+            f"{RESTART_PARTS[name]} {duration_text(round(seconds, 2))}"
             for name, seconds in self._parts().items()
-            if seconds >= 0.0005
+            if round(seconds, 2)
         ]
+        seconds = duration_text(round(self.seconds, 2))
         again = counted(self.num_repeated_steps, "finished step")
         return (
-            f"took {duration_text(self.seconds)} from the failure to the next training step "
+            f"took {seconds} from the failure to the next training step "
             f"({', '.join(parts)}); {again} computed again"
         )
 
