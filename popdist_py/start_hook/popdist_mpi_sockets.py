@@ -2,7 +2,7 @@
 
 Open MPI listens on every address of the machine. In a job with checkpoints in memory, this module
 also tells the wrapper that the program has started MPI. MPI cannot start a second time under the
-same wrapper, so such a program cannot be restarted under this wrapper.
+same wrapper, so the launcher then restarts the program under a new wrapper.
 
 Python imports this module when it starts. To keep the start of Python fast, this module imports
 only popdist_import_hook and modules that Python has already loaded.

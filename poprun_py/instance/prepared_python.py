@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # The variable with the descriptor of the socket on which the process waits for requests.
 _REQUESTS = "POPRUN_PREPARED"
-# The variables, besides the library's, that may differ between two attempts. The process imports
-# nothing of the library, so variables of the library have no effect before the fork.
+# The variables, besides the library's, that may differ between two attempts. The process does not
+# import the library, so variables of the library do not matter before the fork.
 _CHANGING = ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
 _OF_LIBRARY = "POPDIST_"
 # The process has the standard input of the program from its start.
@@ -53,7 +53,8 @@ class PreparedPython:
         self._environ = dict(os.environ)
         self._is_ready = False
         self._connection, requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # The process must print nothing before it is a program, because nobody would see the text.
+        # Text that a package prints during its import would be lost, so a process that has printed
+        # text does not become a program.
         self._printed, output = os.pipe()
         parent = os.getpid()
         self.pid = os.fork()  # 0 after the process has ended

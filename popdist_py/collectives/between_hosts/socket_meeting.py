@@ -1,4 +1,4 @@
-"""SocketMeeting: the exchange of small values over sockets, for jobs that do not start MPI.
+"""The exchange of small values over sockets, for jobs that do not start MPI.
 
 Instance 0 listens until every instance has connected, and then relays the values. In a job with one
 host, it listens at a Unix socket in the job's folder. In a job with several hosts, it listens on
