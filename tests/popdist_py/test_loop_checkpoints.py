@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import random
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 from popdist_py import checkpoint
 from popdist_py.checkpoint import Checkpoints, LoopCheckpoints
 from popdist_py.environment import CHECKPOINT_MEMORY, MEMORY_CHECKPOINTS
+from popdist_py.slot_files import copy_to_disk
 from popdist_py.torch_states import memory_copies
 from popdist_py.torch_states.memory_copies import wait_for_copies
 
@@ -60,7 +62,7 @@ def equal(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
 
 
-@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("where", ["memory", "disk", "copied"])
 def test_a_resumed_loop_ends_with_the_same_bits(tmp_path, memory, monkeypatch, where):
     if where == "disk":
         monkeypatch.delenv(CHECKPOINT_MEMORY)
@@ -72,6 +74,9 @@ def test_a_resumed_loop_ends_with_the_same_bits(tmp_path, memory, monkeypatch, w
         if step < 3:
             loop.checkpoints.save(step + 1)
     wait_for_copies()
+    if where == "copied":  # as the launcher does before the memory is lost
+        assert copy_to_disk(memory) == {str(tmp_path / "c"): 3}
+        shutil.rmtree(memory)
     torch.manual_seed(9), np.random.seed(9), random.seed(9)
     resumed = Loop(tmp_path / "c")
     torch.manual_seed(9)
@@ -80,7 +85,7 @@ def test_a_resumed_loop_ends_with_the_same_bits(tmp_path, memory, monkeypatch, w
         resumed.train()
     assert equal(loop.weights(), resumed.weights())
     assert resumed.schedule.get_last_lr() == loop.schedule.get_last_lr()
-    assert (tmp_path / "c").exists() == (where == "disk")
+    assert (tmp_path / "c").exists() == (where != "memory")
     assert memory.exists() == (where == "memory")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 
 import pytest
@@ -11,7 +12,8 @@ from popdist_py import heartbeat, poptorch
 from popdist_py.checkpoint import Checkpoints
 from popdist_py.environment import CHECKPOINT_MEMORY, MEMORY_CHECKPOINTS
 from popdist_py.memory_slots import MemorySlots, slots_folder
-from popdist_py.poptorch.checkpoint import TrainingCheckpoints
+from popdist_py.poptorch.checkpoint import TrainingCheckpoints, weights_of
+from popdist_py.slot_files import copy_to_disk
 from popdist_py.torch_states.memory_copies import wait_for_copies
 
 
@@ -153,6 +155,25 @@ def test_a_resumed_training_ends_with_the_same_bits(tmp_path, memory):
     assert same(dict(weights), dict(resumed))
     assert not (tmp_path / "parts").exists()
     assert len(list(memory.iterdir())) == 2
+
+
+def test_a_state_that_was_copied_to_the_disk_without_the_program_is_resumed(tmp_path, memory):
+    def trained(first, last):
+        model = training(adamw)
+        checkpoints = TrainingCheckpoints(tmp_path / "c", model, disk_every=100)
+        assert checkpoints.resume()[0] == first
+        for number in range(first, last):
+            model(*batch(number))
+            checkpoints.save(number + 1)
+        wait_for_copies()
+        return dict(model.state_dict())
+
+    weights = trained(0, 2)
+    assert copy_to_disk(memory) == {str(tmp_path / "c"): 2}
+    assert same(weights, dict(weights_of(Checkpoints(tmp_path / "c").latest(), "c").model))
+    whole = trained(2, 4)
+    shutil.rmtree(memory)
+    assert same(trained(2, 4), whole)
 
 
 def test_states_during_the_next_step_are_those_of_their_step(tmp_path, memory):
