@@ -47,5 +47,5 @@ def load_host_random(state: Mapping[str, Any]) -> None:
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(map(int, numbers)), gauss))
     numpy = state["numpy"]
-    key = np.array(numpy["state"]["key"], dtype=np.uint32)
+    key = torch.as_tensor(numpy["state"]["key"]).numpy().astype(np.uint32)
     np.random.set_state({**numpy, "state": {"key": key, "pos": numpy["state"]["pos"]}})
