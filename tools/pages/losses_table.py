@@ -54,7 +54,8 @@ def table(lines: Sequence[Line]) -> str:
     text = (
         f"{_NAMES[draw['program']]}, {instances} instances on {NUM_HOSTS} hosts, "
         f"seed {draw['seed']}: {len(losses)} losses in {minutes:.1f} minutes and {steps} steps of "
-        f"{1000 * median:.0f} ms. {100 * share(rest):.0f} % of the time is training, and the "
+        f"{1000 * median:.0f} ms, at a load of {parts[-1]['load']} on {parts[-1]['cores']} cores. "
+        f"{100 * share(rest):.0f} % of the time is training, and the "
         f"training {verdict}.\n\n"
     )
     rows = [_row(kind.title, losses, wrong) for kind in LOSSES]

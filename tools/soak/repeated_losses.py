@@ -309,6 +309,7 @@ def train_with_losses(lab: Lab, args: argparse.Namespace, folder: Path, record: 
             record.add({
                 "line": "part", "steps": done, "seconds": round(seconds, 2), "code": code,
                 "ended": code == 0, "left": files_left(lab),
+                "load": round(os.getloadavg()[1], 1), "cores": os.cpu_count(),
             })  # fmt: skip
         if code != 0:
             raise RuntimeError(f"the training ended with {code}: {training.said()}")

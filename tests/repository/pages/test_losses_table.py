@@ -14,7 +14,7 @@ LINES = [
     {"line": "loss", "kind": "an instance", "seconds": 3.0, "again": 1},
     {"line": "loss", "kind": "a wrapper", "seconds": 5.0, "again": 0},
     {"line": "part", "steps": 500, "seconds": 60.0},
-    {"line": "part", "steps": 400, "seconds": 60.0},
+    {"line": "part", "steps": 400, "seconds": 60.0, "load": 1.5, "cores": 2},
 ]
 EQUAL = {"line": "digests", "wrong": [], "equal": True}
 
@@ -23,8 +23,8 @@ def test_the_table_has_a_row_for_each_kind_and_says_how_much_is_training():
     text, _, *rows = table([*LINES, EQUAL]).splitlines()
     assert text == (
         "PopTorch, 4 instances on 4 hosts, seed 3: 3 losses in 2.0 minutes and 900 steps of 100 "
-        "ms. 75 % of the time is training, and the training ends with the weights of the "
-        "undisturbed training, bit for bit."
+        "ms, at a load of 1.5 on 2 cores. 75 % of the time is training, and the training ends with "
+        "the weights of the undisturbed training, bit for bit."
     )
     assert rows[2:] == [
         "| an instance | 2 | 2.5 s, 3.0 s | 1 | yes |",
