@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.soak.losses import LOSSES
 from tools.soak.record import whole_lines
-from tools.soak.repeated_losses import NUM_HOSTS, share
+from tools.soak.repeated_losses import LOSSES, NUM_HOSTS, share
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
