@@ -93,9 +93,18 @@ def _become_program(requests: socket.socket, request: bytes, descriptors: list[i
     os.dup2(err, 2)
     for each in descriptors:
         os.close(each)
+    _seed_again()
+
+
+def _seed_again() -> None:
+    """Seed the global random generators, so that programs of two restarts draw other numbers.
+
+    Python itself seeds the generator of its module ``random`` after a fork.
+    """
     if "numpy" in sys.modules:
-        # Programs of two restarts must not draw the same numbers without a seed.
         sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
 
 
 # --- the packages of the script -------------------------------------------------------------------

@@ -98,6 +98,21 @@ def test_a_process_with_threads_or_mpi_ends(code, goes_on):
     assert (done.stdout == "goes on\n") is goes_on
 
 
+def test_programs_of_two_restarts_draw_other_numbers():
+    code = (
+        f"import os, sys; sys.path.insert(0, {str(HOOK)!r}); import poprun_prepared_start as p\n"
+        "import random, numpy, torch\n"
+        "for _ in range(2):\n"
+        "    if os.fork() == 0:\n"
+        "        p._seed_again()\n"
+        "        print(random.random(), numpy.random.rand(), torch.rand(()).item())\n"
+        "        sys.exit()\n"
+        "    os.wait()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert len(set(done.stdout.split())) == 6
+
+
 @pytest.mark.parametrize(
     ("changed", "command", "expected"),
     [
