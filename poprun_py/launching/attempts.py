@@ -155,6 +155,8 @@ class Attempts:
             result = LaunchResult(
                 exit_code=code, reason=reason, may_restart=True, restart_count=count
             )
+            if self._restart_after(result, count + 1) is Restart.NONE:
+                result = self._saved.finish(result)
             self.record.end(result)
             return result, self._hosts.silent_hosts()
         return result, lost_hosts(self.plan, result)

@@ -54,9 +54,12 @@ class SavedStates:
             code says so.
         """
         self._end()
-        if result.exit_code in (0, RESUME_EXIT_CODE):
+        if result.exit_code == 0:
             return result
-        self._begin()  # the programs may have saved newer states after the signal
+        # The programs may have saved newer states after the signal. A program that has stopped at a
+        # checkpoint, and a job that SIGUSR1 ends between two attempts, may have their newest state
+        # in memory only.
+        self._begin()
         steps = self._end()
         if not steps or result.exit_code != 128 + signal.SIGTERM:
             return result

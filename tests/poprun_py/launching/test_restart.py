@@ -97,6 +97,15 @@ def test_with_states_in_memory_a_restart_that_does_not_start_is_a_failed_attempt
         job(1, steps=[None], max_restarts=4, memory_checkpoints=True)
 
 
+def test_states_in_memory_are_copied_if_the_last_restart_does_not_start(job, monkeypatch):
+    copied = []
+    monkeypatch.setattr(
+        attempts.SavedStates, "finish", lambda _, result: copied.append(result.reason) or result
+    )
+    job(2, steps=[5, None], max_restarts=1, memory_checkpoints=True)
+    assert copied == ["not started"]
+
+
 def test_restarts_are_used_up(job):
     result, _ = job(9, max_restarts=2)
     assert (result.exit_code, result.restart_count) == (7, 2)
