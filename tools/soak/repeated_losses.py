@@ -92,12 +92,15 @@ class Training:
         self.notes.mkdir(parents=True, exist_ok=True)
         self._out = folder / name
         host = lab[0]
-        # The processes of a DDP program are its replicas.
-        replicas = per_host * NUM_HOSTS if program == PROGRAMS["ddp"] else NUM_REPLICAS
+        # The processes of a DDP program are its replicas. After each start, DDP changes the order
+        # of the gradients in its buckets. The sums of gloo depend on this order, by rounding.
+        is_ddp = program == PROGRAMS["ddp"]
+        replicas = per_host * NUM_HOSTS if is_ddp else NUM_REPLICAS
+        backend = ("--torch-backend", "popdist") if is_ddp else ()
         words = [
             *("--host", lab.names(), "--num-instances", per_host * NUM_HOSTS),
             *("--num-replicas", replicas, "--oversubscribe", "--env", "SOAK_NOTES"),
-            *("--executable-cache-path", folder / "cache", *options),
+            *("--executable-cache-path", folder / "cache", *backend, *options),
             *(program, steps, pause, folder / f"checkpoints-{name}"),
         ]
         environ = {
