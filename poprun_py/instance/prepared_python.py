@@ -1,14 +1,13 @@
 """A Python process that has imported the program's packages, and forks the program of a restart.
 
-The process starts like the program itself, with the same command. Before Python runs the script,
-the diagnostics hook imports the installed packages that the script imports, and waits
-(diagnostics_hook/poprun_prepared_start.py). For each restart, the process forks twice, so that the
-wrapper adopts the new process as its child. In the new process, the hook returns, and Python runs
+The program of the first attempt forks this process, the spare, as soon as it has imported the
+installed packages that its script imports first (diagnostics_hook/poprun_prepared_start.py). The
+spare is forked twice, so that the wrapper adopts the spare as its child. For each restart, the
+spare forks the new program in the same way. In the new program, the hook returns, and Python runs
 the script as in any other start.
 """
 
 import os
-import select
 import sys
 
 from poprun_py.instance import process_control, program_environment
@@ -16,60 +15,75 @@ from poprun_py.instance.quick_imports import dumps, signal, socket
 
 TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-# The variable with the descriptor of the socket on which the process waits for requests.
+# The variable with the wrapper's process id, and with the descriptor of the socket for requests.
 _REQUESTS = "POPRUN_PREPARED"
-# The variables, besides the library's, that may differ between two attempts. The process does not
+# The variables, besides the library's, that may differ between two attempts. The spare does not
 # import the library, so variables of the library do not matter before the fork.
 _CHANGING = ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
 _OF_LIBRARY = "POPDIST_"
-# The process has the standard input of the program from its start.
+# The spare has the standard input of the first program.
 _STDIN = ("POPRUN_STDIN", "POPRUN_STDIN_READER")
-# In this time, a busy machine forks the process, and the wrapper adopts the new one.
+# In this time, a busy machine forks the program, and the wrapper adopts it.
 _FORK_SECONDS = 10.0
 _INT_BYTES = 4  # the size of a file descriptor in a message of a Unix socket
 
 
 def may_prepare(command: "list[str]", environ: "Mapping[str, str]") -> bool:
-    """Return whether a restart may follow whose program a prepared process could fork."""
+    """Return whether a restart may follow whose program a spare could fork."""
     restarts, most = (
         environ.get(f"TORCHELASTIC_{name}", "") for name in ("RESTART_COUNT", "MAX_RESTARTS")
     )
     has_restarts = restarts.isdecimal() and most.isdecimal() and int(restarts) < int(most)
-    return has_restarts and program_environment.is_python(command)
+    return has_restarts and program_environment.is_python(command) and not _skips_hook(command)
+
+
+def _skips_hook(command: "list[str]") -> bool:
+    """Return whether an option of Python makes it ignore PYTHONPATH or sitecustomize."""
+    for word in command[1:]:
+        if not word.startswith("-") or word[1:2] in ("", "c", "m", "-"):
+            return False
+        if word[1] not in "WX" and set(word[1:]) & {"I", "E", "S"}:
+            return True
+    return False
 
 
 class PreparedPython:
-    """A process that has imported packages, and its connection to this process.
+    """The spare of a program, and the connection of this process to the spare."""
 
-    Args:
-        command: The words of the program's command.
-        become: A function that makes a forked child a process of the program's kind: it takes the
-            parent's process id and the descriptors of the standard output and error.
-    """
-
-    def __init__(self, command: "list[str]", become: "Callable[[int, int, int], None]") -> None:
+    def __init__(self) -> None:
         self._environ = dict(os.environ)
-        self._is_ready = False
-        self._connection, requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # Text that a package prints during its import would be lost, so a process that has printed
-        # text does not become a program.
-        self._printed, output = os.pipe()
-        parent = os.getpid()
-        self.pid = os.fork()  # 0 after the process has ended
-        if self.pid == 0:
+        self._connection, self._requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.setblocking(False)
+        self._pid = -1  # -1 before the program has told the process id, 0 without a spare
+        self._is_refused = False
+
+    def offer(self, wrapper: int) -> None:
+        """In the child that becomes the program, let the program fork the spare."""
+        os.set_inheritable(self._requests.fileno(), True)
+        os.environ[_REQUESTS] = f"{wrapper}:{self._requests.fileno()}"
+
+    def close_requests(self) -> None:
+        """In the wrapper, close the spare's end of the connection."""
+        self._requests.close()
+
+    @property
+    def pid(self) -> int:
+        """The process id of the spare; 0 if there is none."""
+        if self._pid < 0:
             try:
-                become(parent, output, output)
-                os.set_inheritable(requests.fileno(), True)
-                environ = _without_library(os.environ)
-                # torch would import the library, whose back end the start hook registers later.
-                more = {_REQUESTS: str(requests.fileno()), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-                os.execvpe(command[0], command, {**environ, **more})
-            finally:
-                os._exit(1)
-        requests.close()
-        os.close(output)
+                message = self._connection.recv(32)
+            except OSError:  # the program still imports packages
+                return 0
+            self._pid = int(message or 0)
+            self._is_refused = message == b"0"
+        return self._pid
+
+    @property
+    def is_impossible(self) -> bool:
+        """Whether the program has told that it cannot fork a spare."""
+        return self.pid == 0 and self._is_refused
 
     def fork_program(self, out: int, err: int) -> int:
         """Fork the program, whose output goes to the descriptors ``out`` and ``err``.
@@ -105,27 +119,19 @@ class PreparedPython:
         return pid
 
     def end(self) -> None:
-        """End the process; a second call has no effect."""
-        if self._printed >= 0:
-            self._connection.close()
-            os.close(self._printed)
-            self._printed = -1
-            if self.pid:
-                process_control.signal_process(self.pid, signal.SIGKILL)
+        """End the spare; a second call has no effect."""
+        pid = self.pid
+        self._connection.close()
+        if pid:
+            process_control.signal_process(pid, signal.SIGKILL)
+
+    def ended(self) -> None:
+        """Record that the wrapper has collected the spare, which has ended."""
+        self._pid = 0
 
     def _is_usable(self) -> bool:
-        """Return whether the process waits for requests, and a request would give the program."""
-        if not self.pid or self._printed < 0:
-            return False
-        poll = select.poll()
-        poll.register(self._printed, select.POLLIN)
-        has_printed = bool(poll.poll(0))
-        try:
-            self._connection.setblocking(False)
-            self._is_ready = self._is_ready or self._connection.recv(32) == b"ready"
-        except OSError:
-            return False
-        return self._is_ready and not has_printed and _fixed(os.environ) == _fixed(self._environ)
+        """Return whether the spare exists, and a request would give the program."""
+        return bool(self.pid) and _fixed(os.environ) == _fixed(self._environ)
 
 
 def _fixed(environ: "Mapping[str, str]") -> "dict[str, str]":

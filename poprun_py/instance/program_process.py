@@ -61,7 +61,7 @@ class ProgramProcess:
         self.output = ProgramOutput(channel.send_bytes)
         self.input: ProgramInput | None = None
         self.received_file: ReceivedFile | None = None
-        # A process that may fork the program, and which is not a process of the program.
+        # The spare, which may fork the program, is not a process of the program.
         self.prepared: PreparedPython | None = None
         self.grace_seconds = 0.0
         self._channel = channel
@@ -78,10 +78,11 @@ class ProgramProcess:
         """Whether the program has not ended."""
         return self.exit_code is None
 
-    def start(self, handled_signals: "Collection[int]") -> None:
+    def start(self, handled_signals: "Collection[int]", forks_spare: bool = False) -> None:
         """Bind this process, and start the program with the same binding.
 
-        In the program, the ``handled_signals`` of this process have their default effect.
+        In the program, the ``handled_signals`` of this process have their default effect. If
+        ``forks_spare`` is true, the program forks a spare for later restarts, if it can.
         """
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
@@ -93,7 +94,14 @@ class ProgramProcess:
         if self.prepared is not None and self.input is None and self.received_file is None:
             self.pid = self.prepared.fork_program(out_write, err_write)
         if not self.pid:
-            self._fork_and_exec(out_write, err_write, report_write, handled_signals)
+            if forks_spare:
+                # The import is not at the top, because it would delay the start of all other jobs.
+                from poprun_py.instance.prepared_python import PreparedPython
+
+                self.prepared = PreparedPython()
+            self._fork_and_exec(out_write, err_write, report_write, handled_signals, forks_spare)
+            if forks_spare and self.prepared is not None:
+                self.prepared.close_requests()
         for descriptor in (out_write, err_write, report_write):
             os.close(descriptor)
         if self.received_file is not None:
@@ -104,7 +112,12 @@ class ProgramProcess:
         self.output.add(FileIO(err_read), control_protocol.STDERR)
 
     def _fork_and_exec(
-        self, out: int, err: int, report: int, handled_signals: "Collection[int]"
+        self,
+        out: int,
+        err: int,
+        report: int,
+        handled_signals: "Collection[int]",
+        forks_spare: bool,
     ) -> None:
         """Fork a child that executes the program's command."""
         parent = os.getpid()
@@ -115,31 +128,18 @@ class ProgramProcess:
             return
         if pid == 0:
             try:
-                self._become_program(parent, out, err, report, handled_signals)
+                self._become_child(parent, out, err, handled_signals)
+                if forks_spare and self.prepared is not None:
+                    self.prepared.offer(parent)
+                exec_program(self.command, report)
             finally:
                 os._exit(_NOT_EXECUTABLE)
         self.pid = pid
 
-    def prepare_next(self, handled_signals: "Collection[int]") -> "PreparedPython":
-        """Start a process that can fork the program of the next attempt."""
-        from poprun_py.instance.prepared_python import PreparedPython
-
-        def become(parent: int, out: int, err: int) -> None:
-            self._become_child(parent, out, err, handled_signals)
-
-        self.prepared = PreparedPython(self.command, become)
-        return self.prepared
-
-    def _become_program(
-        self, parent: int, out: int, err: int, report: int, handled_signals: "Collection[int]"
-    ) -> "NoReturn":
-        """In the child, leave the wrapper's process group, redirect output and exec the program."""
-        self._become_child(parent, out, err, handled_signals)
-        exec_program(self.command, report)
-
     def _become_child(
         self, parent: int, out: int, err: int, handled_signals: "Collection[int]"
     ) -> None:
+        """In the child, leave the wrapper's process group and redirect the output."""
         if self.input is not None:
             out, err = self.input.typed.become_stdin(out, err)
         else:
@@ -175,7 +175,7 @@ class ProgramProcess:
                 self.record_end(status)
                 program_usage = usage
             elif self.prepared is not None and pid == self.prepared.pid:
-                self.prepared.pid = 0
+                self.prepared.ended()
 
     def record_end(self, status: int) -> None:
         """Record the program's wait status, and limit the time for processes it left running."""

@@ -36,9 +36,8 @@ _CALL, _CALL_BEGAN = 26, 27
 _FIRST_ROW = 29
 # The index of the word for the id of a process whose main thread ended with an exception.
 _FAILED = 28
-# The index of a word with two flags, of a byte each. The first byte is 1 if the program has started
-# MPI itself, by importing mpi4py.MPI (popdist_py/start_hook/popdist_mpi_sockets.py). The second
-# byte is 1 if diagnostics_hook runs in the program.
+# The index of a word whose first byte is 1 if the program has started MPI itself, by importing
+# mpi4py.MPI (popdist_py/start_hook/popdist_mpi_sockets.py).
 _FLAGS = 30
 # The index of the word that is 1 if the program trained a model separately from the other instances
 # (popdist_py/start_hook/popdist_separate_models.py).
@@ -138,15 +137,6 @@ class ProgressMemory:
         The program writes this word only in a job with checkpoints in memory.
         """
         return self._words[_FLAGS : _FLAGS + 1].tobytes()[0] == 1
-
-    def may_fork_again(self) -> bool:
-        """Return whether a process with the program's command may fork the next program.
-
-        The program has made steps without MPI, and the diagnostics hook runs in it.
-        """
-        words = self._words
-        has_hook = words[_FLAGS : _FLAGS + 1].tobytes()[1] == 1
-        return has_hook and words[_STEP] > words[_RESUMED] and not self.has_started_mpi()
 
     def waits(self) -> bool:
         """Return whether the program waits for other instances in a collective of the library.

@@ -49,8 +49,6 @@ LEAVE_SECONDS = 2.0
 # A launcher that was killed may keep the job's folders locked for about 0.3 seconds.
 _DYING_SECONDS = 0.3
 _REAP_MILLISECONDS = 20
-# The wrapper looks at this interval whether the program has made a step, until it has made one.
-_PREPARE_CHECK_SECONDS = 0.5
 
 
 def main(argv: list[str]) -> int:
@@ -130,7 +128,7 @@ class Wrapper:
         self._wake = -1  # the pipe with a byte for each signal; -1 before the first program starts
         self._daemon: dict[str, Any] = {}
         self._states: CheckpointMemory | None = None
-        # A process that can fork the program of the next attempt.
+        # The spare, which can fork the program of the next attempt.
         self._prepared: PreparedPython | None = None
         self._is_restarted = False  # whether the launcher restarts the job after this attempt
         # The time from which the wrapper may end: 0 after the message BYE or the launcher's end.
@@ -145,7 +143,7 @@ class Wrapper:
         self._sent_files: SentFiles | None = None
         self._unsent_parts: Iterator[bytes] = iter(())
         self._spans = ""  # the prefix of the paths of the program's span files
-        self._is_started = self._is_end_reported = self._may_prepare = False
+        self._is_started = self._is_end_reported = False
 
     def run(self) -> int:
         """Run the program, in each attempt at the job; return the exit code for mpirun."""
@@ -246,12 +244,8 @@ class Wrapper:
             os.environ.update(self._program.input.variables())
         if self._wake < 0:
             self._install_signals()
-        if os.environ.get("POPDIST_MEMORY_CHECKPOINTS") == "1" and self._program.input is None:
-            # The import is not at the top, because it would delay the start of all other jobs.
-            from poprun_py.instance.prepared_python import may_prepare
-
-            self._may_prepare = may_prepare(self._command, os.environ)
-        self._program.start(_SIGNALS)
+        self._program.start(_SIGNALS, self._may_fork_spare())
+        self._prepared = self._program.prepared
         self._is_started = True
         self._reports.program_started()
         found = binding.read_back(self._program.pid)
@@ -259,6 +253,18 @@ class Wrapper:
         self._daemon = {}
         self._channel.send(control_protocol.STARTED, started)
         self._collect_ended()
+
+    def _may_fork_spare(self) -> bool:
+        """Return whether the program is to fork a spare, if it does not come from a spare."""
+        program, last = self._program, self._prepared
+        has_input = program.input is not None or program.received_file is not None
+        if os.environ.get("POPDIST_MEMORY_CHECKPOINTS") != "1" or has_input:
+            return False
+        # The import is not at the top, because it would delay the start of all other jobs.
+        from poprun_py.instance.prepared_python import may_prepare
+
+        is_impossible = last is not None and last.is_impossible
+        return not is_impossible and may_prepare(self._command, os.environ)
 
     def _prepare_keyboard(self, setup: "dict[str, Any]") -> None:
         from poprun_py.instance.program_input import ProgramInput
@@ -307,21 +313,11 @@ class Wrapper:
             program.limit_after_exception()
         program.on_time(time.monotonic())
         self._reports.on_time(time.monotonic())
-        if self._may_prepare and memory.may_fork_again():
-            self._prepare_python()
         if not self._is_end_reported and program.is_all_over():
             self._is_end_reported = self._report_end()
         # If the wrapper ended before the message BYE, MPICH would end the other instances.
         may_leave = time.monotonic() >= self._leave_at
         return self._is_end_reported and not self._channel.has_unsent and may_leave
-
-    def _prepare_python(self) -> None:
-        """Start a process that can fork the next program, unless such a process is waiting."""
-        self._may_prepare = False
-        program = self._program
-        is_waiting = self._prepared is not None and self._prepared.pid
-        if program.is_running and not program.is_stopping and not is_waiting:
-            self._prepared = program.prepare_next(_SIGNALS)
 
     def _collect_ended(self) -> None:
         usage = self._program.collect_ended()
@@ -355,8 +351,6 @@ class Wrapper:
             deadline = float("inf") if self._channel.has_unsent else self._leave_at
         elif self._program.is_running:
             deadline = min(self._program.next_deadline(), self._reports.next_deadline())
-            if self._may_prepare:
-                deadline = min(deadline, time.monotonic() + _PREPARE_CHECK_SECONDS)
         else:
             return _REAP_MILLISECONDS
         if deadline == float("inf"):

@@ -15,9 +15,10 @@ pytestmark = pytest.mark.mpi
 # What differs between the environments of two attempts.
 CHANGING = {
     *("MASTER_PORT", "POPDIST_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT", "POPDIST_HEARTBEAT"),
+    *("TORCHELASTIC_MAX_RESTARTS", "POPDIST_STACKS"),
 }
-# The program describes itself to a file, and then ends as END says. The first attempt makes a step,
-# waits until another process with its command waits for requests, and fails.
+# The program describes itself to a file, and then ends as END says. The first attempt makes a
+# step and fails. The spare has the program's command and parent.
 PROGRAM = '''"""The text of the program."""
 import sys
 is_forked = "fractions" in sys.modules
@@ -70,34 +71,27 @@ def frames(frame):
         yield frame
         frame = frame.f_back
 
-def waits(pid):
+def is_spare(pid):
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return False
-    return (words == Path("/proc/self/cmdline").read_bytes() and fields[0] == "S"
-            and os.sched_getscheduler(pid) == os.SCHED_BATCH)
+    return (words == Path("/proc/self/cmdline").read_bytes() and fields[1] == str(os.getppid()))
 
-def await_prepared(limit):
-    calm = 0
-    end = time.monotonic() + limit
-    while calm < 30 and time.monotonic() < end:
-        found = [each for each in os.listdir("/proc") if each.isdecimal()
-                 and int(each) != os.getpid() and waits(int(each))]
-        calm = calm + 1 if found else 0
-        time.sleep(0.01)
-    for each in found if os.environ.get("KILLS") else []:
-        os.kill(int(each), signal.SIGKILL)
+def spares():
+    return [int(each) for each in os.listdir("/proc") if each.isdecimal()
+            and int(each) != os.getpid() and is_spare(int(each))]
 
 if __name__ == "__main__":
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-    note = {"is_forked": is_forked, **main()}
+    note = {"is_forked": is_forked, "spares": spares(), **main()}
     Path(os.environ["NOTES"], attempt).write_text(json.dumps(note))
     from popdist_py import heartbeat
     heartbeat.step()
     if attempt == "0":
-        await_prepared(float(os.environ.get("WAIT", "40")))
+        for each in note["spares"] if os.environ.get("KILLS") else []:
+            os.kill(each, signal.SIGKILL)
         sys.exit(1)
     exec(os.environ.get("END", ""))
     print("printed")
@@ -116,14 +110,14 @@ def run(poprun, tmp_path):
     folder.joinpath("helper.py").write_text("import decimal")
     (tmp_path / "input").write_text("typed")
 
-    def call(*command, count=1, **environ):
+    def call(*command, restarts=1, **environ):
         with (tmp_path / "input").open() as given:
             done = poprun(
-                *("--num-instances", count, "--share-cores", "yes", "--memory-checkpoints"),
-                *("--max-restarts", 1), *command,
+                *("--num-instances", 1, "--share-cores", "yes", "--memory-checkpoints"),
+                *("--max-restarts", restarts), *command,
                 env={"NOTES": str(tmp_path / "notes"), **environ}, cwd=folder, stdin=given,
             )  # fmt: skip
-        notes = [json.loads((tmp_path / "notes" / each).read_text()) for each in "01"]
+        notes = [json.loads((tmp_path / "notes" / each).read_text()) for each in "01"[: restarts + 1]]
         return notes, done
 
     call.folder = folder
@@ -141,13 +135,23 @@ def run(poprun, tmp_path):
     ids=lambda words: words[0],
 )
 def test_the_program_sees_what_it_sees_in_a_usual_start(run, words):
-    (first, second), done = run(sys.executable, *words, PYTHONPATH=f"{run.folder}:{ROOT}")
-    assert (first.pop("is_forked"), second.pop("is_forked")) == (False, True), done.stderr
-    for note in (first, second):
+    path = f"{run.folder}:{ROOT}"
+    (usual,), _ = run(sys.executable, *words, restarts=0, PYTHONPATH=path)
+    (first, second), done = run(sys.executable, *words, PYTHONPATH=path)
+    notes = (usual, first, second)
+    assert [note.pop("is_forked") for note in notes] == [False, True, True], done.stderr
+    none, spare, same = [note.pop("spares") for note in notes]
+    assert (none, len(spare), same) == ([], 1, spare)
+    assert second["parent"] == first["parent"]
+    for note in notes:
         for name in CHANGING:
-            note["environ"].pop(name)
-        note["descriptors"] = dict(list(note["descriptors"].items())[:3])
+            note["environ"].pop(name, None)
     assert second == first
+    # Each job has its own processes and folders.
+    for note in (usual, first):
+        del note["parent"], note["session"]
+        note["environ"] = sorted(note["environ"])
+    assert first == usual
     assert (done.returncode, done.stdout.count("printed")) == (0, 1)
     assert first["stdin"] == "typed"
 
@@ -167,7 +171,7 @@ def test_the_program_sees_what_it_sees_in_a_usual_start(run, words):
 )
 def test_a_forked_program_ends_as_any_program_ends(run, end, code, text):
     (_, second), done = run(sys.executable, "program.py", END=end)
-    assert second["is_forked"]
+    assert second["is_forked"] and second["spares"]
     assert done.returncode == code, done.stderr
     assert text in done.stdout + done.stderr
     assert "poprun_prepared_start" not in done.stderr
@@ -182,8 +186,10 @@ def test_a_forked_program_ends_as_any_program_ends(run, end, code, text):
     [
         # A file beside the script hides a module of Python, which the prepared process has.
         (["program.py"], {"numbers.py": Path(numbers.__file__).read_text()}),
-        # The prepared process has printed a line for each import.
+        # Python prints a line for each import.
         (["-X", "importtime", "program.py"], {}),
+        # The script or a module beside it sets a variable before it imports the package.
+        (["changed.py"], {"changed.py": f"import os\nos.environ['A'] = 'b'\n{PROGRAM}"}),
         (["-I", "../of the program/isolated.py"], {}),
         (["-c", "import runpy; runpy.run_path('program.py', run_name='__main__')"], {}),
     ],
@@ -193,12 +199,13 @@ def test_other_programs_start_in_the_usual_way(run, words, files):
         run.folder.joinpath(name).write_text(text)
     isolated = f"import sys\nsys.path[:0] = [{str(run.folder)!r}, {str(ROOT)!r}]\n{PROGRAM}"
     run.folder.joinpath("isolated.py").write_text(isolated)
-    (first, second), done = run(sys.executable, *words, WAIT="0.5", PYTHONPATH=str(ROOT))
+    (first, second), done = run(sys.executable, *words, PYTHONPATH=str(ROOT))
     assert (first["is_forked"], second["is_forked"]) == (False, False)
+    assert (first["environ"].keys() | second["environ"].keys()).isdisjoint({"POPRUN_PREPARED"})
     assert (done.returncode, done.stdout.count("printed")) == (0, 1), done.stderr
 
 
-def test_a_prepared_process_that_was_killed_is_not_missed(run):
+def test_a_spare_that_was_killed_is_not_missed(run):
     (first, second), done = run(sys.executable, "program.py", KILLS="yes")
-    assert (first["is_forked"], second["is_forked"]) == (False, False)
+    assert (len(first["spares"]), second["spares"]) == (1, [])
     assert (done.returncode, done.stdout.count("printed")) == (0, 1), done.stderr

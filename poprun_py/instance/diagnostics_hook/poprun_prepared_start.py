@@ -1,9 +1,11 @@
-"""The part of the diagnostics hook for a process that forks the programs of restarts.
+"""The part of the diagnostics hook that forks a spare, which forks the programs of restarts.
 
-``wait_for_start`` imports the installed packages that the script imports, and waits for requests of
-the wrapper. It returns in each new program (poprun_py/instance/prepared_python.py). The process
-ends instead if it has imported something that a fork could change: the library of the launcher,
-MPI, a package with threads, or a package that a file beside the script hides.
+``fork_spare`` imports the installed packages that the script imports before any other statement. It
+then forks the spare, and returns in the program. The spare waits for requests of the wrapper, and
+``fork_spare`` returns in each program that the spare forks (poprun_py/instance/prepared_python.py).
+The program starts once more, in the usual way, if it has imported something that a fork could
+change: the library of the launcher, MPI, a package with threads, or a package that a file beside
+the script hides.
 """
 
 import ast
@@ -12,11 +14,13 @@ import gc
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import NoReturn
 
 _MOST_BYTES = 1 << 18  # of a request with the environment of a program
 _PAUSE_SECONDS = 0.0005
@@ -31,16 +35,102 @@ _NEEDED = ("numpy", "numpy.typing", "torch")
 _WITH_TORCH = ("torch._dynamo",)
 
 
-def wait_for_start(descriptor: int) -> None:
-    """Import the packages of the script, and return in each program that is forked."""
-    # Imports do not disturb the program that runs. The priority ``nice`` could not be taken back.
-    _set_policy(os.SCHED_BATCH)
-    _import_packages()
-    gc.collect()
-    gc.freeze()  # a search for garbage would copy every page that a program shares
-    _exit_unless_alone()
-    with socket.socket(fileno=descriptor) as requests:
-        requests.send(b"ready")
+def fork_spare(wrapper: int, descriptor: int, hide_hook: Callable[[], None]) -> None:
+    """Import the packages of the script and fork the spare; return in each program."""
+    os.set_inheritable(descriptor, False)
+    requests = socket.socket(fileno=descriptor)
+    usual = _UsualStart(requests)
+    is_spare = False
+    try:
+        for name in [each for each in os.environ if each.startswith("POPDIST_")]:
+            del os.environ[name]
+        # torch would import the library, whose back end the start hook registers later.
+        os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+        hide_hook()
+        _import_packages(usual.begin)
+        gc.collect()
+        gc.freeze()  # a search for garbage would copy every page that a program shares
+        if not _is_alone() or usual.has_printed():
+            usual.begin()
+        is_spare = _forks_to_spare(requests)
+    except KeyboardInterrupt:
+        usual.restore()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        usual.begin()  # an import fails in the script again, where the script may handle it
+    usual.restore()
+    if is_spare:
+        _wait_for_start(wrapper, requests)
+    else:
+        requests.close()
+
+
+class _UsualStart:
+    """The program's environment and output, which it needs in order to start in the usual way.
+
+    Until ``restore`` is called, the output of imports goes to a file without a name.
+    """
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+        self._environ = dict(os.environ)
+        self._output = os.dup(1), os.dup(2)
+        self._imports_output = os.memfd_create("imports")
+        os.dup2(self._imports_output, 1)
+        os.dup2(self._imports_output, 2)
+
+    def has_printed(self) -> bool:
+        """Return whether an import has printed text, which the programs of restarts would lack."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        return os.fstat(self._imports_output).st_size > 0
+
+    def restore(self) -> None:
+        """Give the program its own output and environment."""
+        for each, number in zip(self._output, (1, 2)):
+            os.dup2(each, number)
+            os.close(each)
+        os.close(self._imports_output)
+        os.environ.clear()
+        os.environ.update(self._environ)
+
+    def begin(self) -> NoReturn:
+        """Execute the program's command again, without a spare."""
+        with contextlib.suppress(OSError):
+            self._requests.send(b"0")
+        self.restore()
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores the signal
+        os.execve(sys.executable or sys.orig_argv[0], sys.orig_argv, self._environ)
+
+
+def _forks_to_spare(requests: socket.socket) -> bool:
+    """Fork twice; return True in the spare, whose process id has been sent to the wrapper."""
+    first = os.fork()
+    if first:
+        os.waitpid(first, 0)
+        return False
+    try:
+        os.setpgid(0, 0)
+        second = os.fork()
+        if second:
+            # The wrapper adopts the spare after this message, when this process ends.
+            requests.send(b"%d" % second)
+    except BaseException:
+        os._exit(1)
+    if second:
+        os._exit(0)
+    return True
+
+
+def _wait_for_start(wrapper: int, requests: socket.socket) -> None:
+    """In the spare, wait for requests of the wrapper; return in each program that is forked."""
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        os.close(null)
+        _await_adoption(wrapper)
         while True:
             request, descriptors, _, _ = socket.recv_fds(requests, _MOST_BYTES, 3)
             if not request:
@@ -50,11 +140,24 @@ def wait_for_start(descriptor: int) -> None:
             for each in descriptors:
                 os.close(each)
         _become_program(requests, request, descriptors)
+        requests.close()
+    except BaseException:
+        os._exit(1)  # Python would run the script here
 
 
-def _set_policy(policy: int) -> None:
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, policy, os.sched_param(0))
+def _await_adoption(wrapper: int) -> None:
+    """Wait until the wrapper is the parent of this process, which then ends with the wrapper."""
+    end = time.monotonic() + _ADOPTION_SECONDS
+    while os.getppid() != wrapper:
+        if time.monotonic() > end:
+            os._exit(1)
+        time.sleep(_PAUSE_SECONDS)
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    if os.getppid() != wrapper:
+        os._exit(1)
+    os.setpgid(0, 0)
 
 
 def _forks_to_program() -> bool:
@@ -72,18 +175,7 @@ def _become_program(requests: socket.socket, request: bytes, descriptors: list[i
     """Take the program's environment and output, and wait for the wrapper's permission."""
     wrapper, environ = json.loads(request)
     out, err, go = descriptors
-    end = time.monotonic() + _ADOPTION_SECONDS
-    while os.getppid() != wrapper:
-        if time.monotonic() > end:
-            os._exit(1)
-        time.sleep(_PAUSE_SECONDS)
-    import ctypes
-
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
-    if os.getppid() != wrapper:
-        os._exit(1)
-    os.setpgid(0, 0)
-    _set_policy(os.SCHED_OTHER)
+    _await_adoption(wrapper)
     os.environ.clear()
     os.environ.update(environ)
     requests.send(b"%d" % os.getpid())
@@ -110,26 +202,37 @@ def _seed_again() -> None:
 # --- the packages of the script -------------------------------------------------------------------
 
 
-def _import_packages() -> None:
-    """Import the installed packages that the script and its own modules import at their top."""
+def _import_packages(begin_usually: Callable[[], NoReturn]) -> None:
+    """Import the installed packages that the script and its own modules import first."""
     script = _script()
     if script is None:
-        os._exit(0)
+        begin_usually()
     folder = os.path.dirname(os.path.realpath(script)) if sys.argv[0] != "-m" else os.getcwd()
-    names: dict[str, None] = {}
-    for name in _imported_names(script, folder, set()):
-        if name.partition(".")[0] in _LIBRARY:
-            names.update(dict.fromkeys((*_NEEDED, *_WITH_TORCH)))
-        elif _is_installed(name.partition(".")[0]):
-            names[name] = None
-            names.update(dict.fromkeys(_WITH_TORCH if name == "torch" else ()))
-    blocker = _MpiBlocker()
+    names = _first_imports(script, folder)
+    if not names:
+        begin_usually()
+    blocker = _MpiBlocker(begin_usually)
     sys.meta_path.insert(0, blocker)
     for name in names:
         importlib.import_module(name)
     sys.meta_path.remove(blocker)
     if "popdist_py" in sys.modules or _hidden(folder):
-        os._exit(0)
+        begin_usually()
+
+
+def _first_imports(script: str, folder: str) -> list[str]:
+    """Return the packages to import, in the script's order."""
+    names: dict[str, None] = {}
+    for name in _imported_names(script, folder, set())[0]:
+        top = name.partition(".")[0]
+        if top in _LIBRARY:
+            names.update(dict.fromkeys((*_NEEDED, *_WITH_TORCH)))
+        elif _is_installed(top):
+            names[name] = None
+            names.update(dict.fromkeys(_WITH_TORCH if name == "torch" else ()))
+        else:
+            break  # the module might set variables that the next packages read
+    return list(names)
 
 
 def _script() -> str | None:
@@ -145,24 +248,60 @@ def _script() -> str | None:
     return next((each for each in candidates if os.path.isfile(each)), None)
 
 
-def _imported_names(file: str, folder: str, known: set[str]) -> Iterator[str]:
-    """Yield the names of modules that a file, and the modules beside the script, import."""
+def _imported_names(file: str, folder: str, known: set[str]) -> tuple[list[str], bool]:
+    """Return the modules that a file imports before it may do anything else.
+
+    The modules beside the script are read, too. The second value tells whether no statement of the
+    file can change what the next packages find, such as ``os.environ``.
+    """
     known.add(file)
+    found: list[str] = []
     with open(file, "rb") as source:
         tree = ast.parse(source.read(), file)
     for statement in tree.body:
         if isinstance(statement, ast.Import):
             names = [each.name for each in statement.names]
-        elif isinstance(statement, ast.ImportFrom) and statement.level == 0 and statement.module:
+        elif isinstance(statement, ast.ImportFrom):
+            if statement.level or not statement.module:
+                return found, False
             names = [statement.module]
-        else:
+        elif _is_harmless(statement):
             continue
+        else:
+            return found, False
         for name in names:
             own = os.path.join(folder, *name.split(".")) + ".py"
             if not os.path.isfile(own):
-                yield name
+                found.append(name)
             elif own not in known and len(known) < _MOST_FILES:
-                yield from _imported_names(own, folder, known)
+                more, goes_on = _imported_names(own, folder, known)
+                found += more
+                if not goes_on:
+                    return found, False
+    return found, True
+
+
+def _is_harmless(statement: ast.stmt) -> bool:
+    """Return whether a statement only defines names, without a call."""
+    executed: list[ast.AST]
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        executed = [statement.args, *statement.decorator_list]
+        executed += [statement.returns] if statement.returns else []
+        has_decorators = bool(statement.decorator_list)
+    elif isinstance(statement, ast.ClassDef):
+        executed = [*statement.bases, *statement.keywords]
+        has_decorators = bool(statement.decorator_list)
+        if not all(_is_harmless(each) for each in statement.body):
+            return False
+    elif isinstance(statement, ast.Assign):
+        executed, has_decorators = [statement.value], False
+        if not all(isinstance(each, ast.Name) for each in statement.targets):
+            return False
+    else:
+        is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        return is_text or isinstance(statement, ast.Pass)
+    calls = any(isinstance(node, ast.Call) for each in executed for node in ast.walk(each))
+    return not has_decorators and not calls
 
 
 def _is_installed(name: str) -> bool:
@@ -183,12 +322,15 @@ def _is_installed(name: str) -> bool:
 
 
 class _MpiBlocker:
-    """An import finder that ends the process: MPI can start only once under a wrapper."""
+    """An import finder that begins a usual start: MPI can start only once under a wrapper."""
+
+    def __init__(self, begin_usually: Callable[[], NoReturn]) -> None:
+        self._begin_usually = begin_usually
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """End the process if it imports mpi4py.MPI."""
+        """Begin a usual start if the process imports mpi4py.MPI."""
         if name == "mpi4py.MPI":
-            os._exit(0)
+            self._begin_usually()
 
 
 def _hidden(folder: str) -> bool:
@@ -203,8 +345,8 @@ def _hidden(folder: str) -> bool:
     return bool(tops & own)
 
 
-def _exit_unless_alone() -> None:
-    """End the process if it has threads, which a fork would lose.
+def _is_alone() -> bool:
+    """Return whether the process has no threads, which a fork would lose.
 
     The threads of OpenBLAS do not count: OpenBLAS ends them before a fork, as the first fork shows.
     """
@@ -212,5 +354,4 @@ def _exit_unless_alone() -> None:
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    if threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1:
-        os._exit(0)
+    return threading.active_count() == 1 and len(os.listdir("/proc/self/task")) == 1

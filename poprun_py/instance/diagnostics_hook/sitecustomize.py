@@ -7,8 +7,8 @@ wrapper when an exception has ended its main thread, because other threads may k
 alive afterwards. Before a process with torch ends, it waits for gloo's threads, which might
 otherwise abort the process while Python shuts down.
 
-In a process that the wrapper has started for later restarts, the hook waits until the wrapper forks
-a program from the process.
+In a program with checkpoints in memory, the hook first forks a spare, which forks the programs of
+later restarts (poprun_prepared_start.py).
 
 The hook removes its folder from ``sys.path`` and PYTHONPATH, and runs the user's own
 ``sitecustomize``, so that the program does not see the hook.
@@ -27,8 +27,6 @@ _GLOO = "pt_gloo_runloop"
 _IDLE_CHECKS, _CHECK_SECONDS, _MOST_CHECKS = 2, 0.001, 1000
 # The offset of the word _FAILED (progress_memory.py) in the shared memory, and the size of a word.
 _FAILED_AT, _WORD_BYTES = 28 * 8, 8
-# The offset of the byte that tells that this hook runs in the program (progress_memory.py).
-_RUNS_AT = 30 * 8 + 1
 _START_HOOK = os.path.abspath(f"{__file__}/../../../../popdist_py/start_hook")
 # The possible names of the main thread's outermost function while the program's code runs.
 _PROGRAM_FUNCTIONS = ("<module>", "_run_module_as_main")
@@ -152,23 +150,6 @@ def _tell_wrapper(path: str, program: int) -> None:
         return
 
 
-def _tell_that_hook_runs() -> None:
-    """Tell the wrapper that this hook runs in its program, so that it may prepare a process.
-
-    Without this hook, such a process would run the program itself.
-    """
-    path = os.environ.get("POPDIST_HEARTBEAT", "")
-    if os.environ.get("POPDIST_MEMORY_CHECKPOINTS") != "1" or not path:
-        return
-    if path.split("/")[2:3] == [str(os.getppid())]:
-        try:
-            with open(path, "r+b", buffering=0) as file:
-                file.seek(_RUNS_AT)
-                file.write(b"\1")
-        except OSError:
-            return
-
-
 def _hide_hook() -> None:
     """Remove the hook's folder from sys.path and PYTHONPATH; run the user's ``sitecustomize``."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -194,19 +175,23 @@ def _hide_from_variables() -> None:
         os.environ.pop("PYTHONPATH", None)
 
 
-def _wait_for_start(requests: int) -> None:
-    """Prepare this process for forks; return in each forked program, with the hooks installed."""
-    try:
-        import poprun_prepared_start  # type: ignore[import-not-found]
+def _fork_spare(wrapper: int, requests: int) -> None:
+    """Fork a spare; return in the program and in each program of the spare, with all hooks."""
+    import poprun_prepared_start  # type: ignore[import-not-found]
 
-        _hide_hook()
-        poprun_prepared_start.wait_for_start(requests)
-    except BaseException:
-        os._exit(1)  # without the hook, Python would run the script here
+    poprun_prepared_start.fork_spare(wrapper, requests, _hide_hook)
     _answer_wrapper()
     _hide_from_variables()
     if _START_HOOK in os.environ.get("PYTHONPATH", "").split(os.pathsep):
         _run_start_hook()
+
+
+def _may_fork_spare(wrapper: int) -> bool:
+    """Return whether this is the wrapper's program, runs a file, and has printed nothing yet."""
+    if os.getppid() != wrapper or sys.argv[0] in ("", "-", "-c"):
+        return False
+    prints = sys.flags.verbose or "importtime" in sys._xoptions
+    return not prints and not os.environ.get("PYTHONPROFILEIMPORTTIME")
 
 
 def _run_start_hook() -> None:
@@ -225,7 +210,6 @@ def _run_start_hook() -> None:
 def _answer_wrapper() -> None:
     _write_stacks_on_signal()
     _report_fatal_exception()
-    _tell_that_hook_runs()
 
 
 def _wait_for_gloo() -> None:
@@ -265,8 +249,11 @@ def _states_of_threads(name: str) -> set[str]:
 
 
 atexit.register(_wait_for_gloo)
-if requests := os.environ.pop("POPRUN_PREPARED", ""):
-    _wait_for_start(int(requests))
+_spare = [int(each) for each in os.environ.pop("POPRUN_PREPARED", "").split(":") if each]
+if _spare and _may_fork_spare(_spare[0]):
+    _fork_spare(*_spare)
 else:
+    if _spare and os.getppid() == _spare[0]:
+        os.close(_spare[1])
     _answer_wrapper()
     _hide_hook()

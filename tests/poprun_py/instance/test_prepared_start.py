@@ -1,4 +1,4 @@
-"""What a prepared process imports, and in which states it ends instead of waiting for requests."""
+"""The packages that a program imports before it forks a spare, and the states without a spare."""
 
 from __future__ import annotations
 
@@ -33,8 +33,40 @@ def test_packages_of_the_script_and_of_modules_beside_it_are_found(start, tmp_pa
         "from . import x\ndef main(): import late\nif True: import conditional\n",
         own="import script, decimal\nfrom numpy import array\n",
     )
-    names = list(start._imported_names(str(tmp_path / "script.py"), str(tmp_path), set()))
+    names, _ = start._imported_names(str(tmp_path / "script.py"), str(tmp_path), set())
     assert names == ["os", "json.tool", "torch.utils.data", "decimal", "numpy"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "names"),
+    [
+        ("os.environ['OMP_NUM_THREADS'] = '1'", ["os"]),
+        ("print()", ["os"]),
+        ("import sets_variable", ["os", "os"]),
+        ("from . import unknown", ["os"]),
+        ("@print\ndef f(): pass", ["os"]),
+        ("def f(a=print()): pass", ["os"]),
+        ("class A: print()", ["os"]),
+        ("a = print()", ["os"]),
+        ("from __future__ import annotations", ["os", "__future__", "torch"]),
+        ("import defines\n'text'\na = 1", ["os", "torch"]),
+    ],
+)
+def test_no_package_is_imported_after_a_statement_that_may_set_variables(
+    start, tmp_path, statement, names
+):
+    write(
+        tmp_path,
+        script=f"'''A text.'''\n# a comment\nimport os\n{statement}\nimport torch\n",
+        sets_variable="import os\nos.environ['OMP_NUM_THREADS'] = '1'\n",
+        defines="'''A text.'''\ndef f(a=1): print()\nclass A(object):\n    b = 1\n    def c(self): f()\n",
+    )
+    assert start._imported_names(str(tmp_path / "script.py"), str(tmp_path), set())[0] == names
+
+
+def test_nothing_is_imported_after_a_module_that_is_not_installed(start, tmp_path):
+    write(tmp_path, script="import os\nimport no_such_module\nimport torch\n")
+    assert start._first_imports(str(tmp_path / "script.py"), str(tmp_path)) == ["os"]
 
 
 def test_only_installed_packages_are_imported(start, tmp_path, monkeypatch):
@@ -78,19 +110,19 @@ def test_files_beside_the_script_that_hide_modules_are_found(start, tmp_path):
 @pytest.mark.parametrize(
     ("code", "goes_on"),
     [
-        ("p._exit_unless_alone()", True),
-        ("import numpy; p._exit_unless_alone()", True),  # OpenBLAS has threads
+        ("p._is_alone() or os._exit(0)", True),
+        ("import numpy; p._is_alone() or os._exit(0)", True),  # OpenBLAS has threads
         (
             "import threading, time\nthreading.Thread(target=time.sleep, args=[9], daemon=True)"
-            ".start(); p._exit_unless_alone()",
+            ".start(); p._is_alone() or os._exit(0)",
             False,
         ),
-        ("sys.meta_path.insert(0, p._MpiBlocker())\nimport mpi4py", True),
-        ("sys.meta_path.insert(0, p._MpiBlocker())\nimport mpi4py.MPI", False),
+        ("sys.meta_path.insert(0, p._MpiBlocker(lambda: os._exit(0)))\nimport mpi4py", True),
+        ("sys.meta_path.insert(0, p._MpiBlocker(lambda: os._exit(0)))\nimport mpi4py.MPI", False),
     ],
 )
-def test_a_process_with_threads_or_mpi_ends(code, goes_on):
-    begin = f"import sys; sys.path.insert(0, {str(HOOK)!r}); import poprun_prepared_start as p\n"
+def test_a_process_with_threads_or_mpi_forks_no_spare(code, goes_on):
+    begin = f"import os, sys; sys.path.insert(0, {str(HOOK)!r}); import poprun_prepared_start as p\n"
     done = subprocess.run(
         [sys.executable, "-c", f"{begin}{code}\nprint('goes on')"], capture_output=True, text=True
     )
@@ -126,6 +158,15 @@ def test_a_process_is_prepared_if_a_restart_may_follow(changed, command, expecte
     counts = {"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}
     environ = {**counts, **changed}
     assert may_prepare([command, "program.py"], environ) is expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("-I a.py", False), ("-uE a.py", False), ("-B -S a.py", False), ("-X Idea a.py -I", True)],
+)
+def test_no_process_is_prepared_if_python_does_not_run_the_hook(words, expected):
+    environ = {"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "1"}
+    assert may_prepare(["python", *words.split()], environ) is expected
 
 
 def test_only_variables_without_effect_on_imports_may_differ_between_attempts():
