@@ -10,14 +10,15 @@ the script as in any other start.
 import os
 import sys
 
-from poprun_py.instance import process_control, program_environment
+from poprun_py.instance import process_control, program_environment, progress_memory
 from poprun_py.instance.quick_imports import dumps, signal, socket
 
 TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# The variable with the wrapper's process id, and with the descriptor of the socket for requests.
+# The variable with the wrapper's process id, and with the descriptors of the socket for requests and
+# of the file for the output of imports.
 _REQUESTS = "POPRUN_PREPARED"
 # The variables, besides the library's, that may differ between two attempts. The spare does not
 # import the library, so variables of the library do not matter before the fork.
@@ -27,6 +28,7 @@ _OF_LIBRARY = "POPDIST_"
 _STDIN = ("POPRUN_STDIN", "POPRUN_STDIN_READER")
 # In this time, a busy machine forks the program, and the wrapper adopts it.
 _FORK_SECONDS = 10.0
+_MOST_OUTPUT = 1 << 20  # bytes of the output of imports
 _INT_BYTES = 4  # the size of a file descriptor in a message of a Unix socket
 
 
@@ -56,13 +58,16 @@ class PreparedPython:
         self._environ = dict(os.environ)
         self._connection, self._requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.setblocking(False)
+        self._imports_output = progress_memory.unnamed_file("poprun-imports")
         self._pid = -1  # -1 before the program has told the process id, 0 without a spare
         self._is_refused = False
 
     def offer(self, wrapper: int) -> None:
         """In the child that becomes the program, let the program fork the spare."""
-        os.set_inheritable(self._requests.fileno(), True)
-        os.environ[_REQUESTS] = f"{wrapper}:{self._requests.fileno()}"
+        descriptors = self._requests.fileno(), self._imports_output
+        for each in descriptors:
+            os.set_inheritable(each, True)
+        os.environ[_REQUESTS] = f"{wrapper}:{descriptors[0]}:{descriptors[1]}"
 
     def close_requests(self) -> None:
         """In the wrapper, close the spare's end of the connection."""
@@ -79,6 +84,16 @@ class PreparedPython:
             self._pid = int(message or 0)
             self._is_refused = message == b"0"
         return self._pid
+
+    def program_ended(self) -> bytes:
+        """Return the output of imports if the program has ended during its imports."""
+        if self._imports_output < 0:
+            return b""
+        has_imported = self.pid > 0 or self._is_refused
+        text = b"" if has_imported else os.pread(self._imports_output, _MOST_OUTPUT, 0)
+        os.close(self._imports_output)
+        self._imports_output = -1
+        return text
 
     @property
     def is_impossible(self) -> bool:

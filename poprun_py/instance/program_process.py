@@ -186,6 +186,8 @@ class ProgramProcess:
         self.exit_code = 1 if is_killed else code
         if self.input is not None:
             self.input.ended()
+        if self.prepared is not None and (text := self.prepared.program_ended()):
+            self._channel.send_bytes(control_protocol.STDERR, text)
         is_good = self.exit_code in _GOOD_CODES
         self._kill_after(self.grace_seconds if is_good else _LEFTOVER_SECONDS_AFTER_FAILURE)
 

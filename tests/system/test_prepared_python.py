@@ -205,6 +205,38 @@ def test_other_programs_start_in_the_usual_way(run, words, files):
     assert (done.returncode, done.stdout.count("printed")) == (0, 1), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("module", "code", "texts"),
+    [
+        ("print('a text', flush=True)", 0, ["a text"]),
+        ("raise ImportError('a reason')", 1, ['program.py", line', "ImportError: a reason"]),
+        ("import os; os.write(2, b'a reason'); os.abort()", 128 + 6, ["a reason"]),
+        ("import sys; sys.exit('a reason')", 1, ["a reason"]),
+        ("import os; os.environ['POPDIST_A'] = 'b'", 0, []),
+        ("import threading, time; threading.Thread(target=time.sleep, args=[1]).start()", 0, []),
+    ],
+)
+def test_imports_print_and_fail_as_in_a_usual_start(poprun, tmp_path, module, code, texts):
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    packages.joinpath("of_the_test.py").write_text(module)
+    program = tmp_path / "program.py"
+    program.write_text("import of_the_test\nimport os\nprint('end', os.environ.get('POPDIST_A'))")
+    outputs = []
+    for options in (["--max-restarts", 1], []):
+        options += ["--num-instances", 1, "--share-cores", "yes", "--memory-checkpoints"]
+        variables = {"PYTHONPATH": f"{packages}:{ROOT}"}
+        outputs.append(poprun(*options, sys.executable, program, env=variables))
+    for done in outputs:
+        assert done.returncode == code, done.stderr
+    if code == 0:
+        assert outputs[0].stdout == outputs[1].stdout
+    for text in texts:
+        text_of = outputs[0].stdout + outputs[0].stderr
+        assert text in text_of
+        assert (outputs[1].stdout + outputs[1].stderr).count(text) == 1
+
+
 def test_a_spare_that_was_killed_is_not_missed(run):
     (first, second), done = run(sys.executable, "program.py", KILLS="yes")
     assert (len(first["spares"]), second["spares"]) == (1, [])

@@ -35,17 +35,17 @@ _NEEDED = ("numpy", "numpy.typing", "torch")
 _WITH_TORCH = ("torch._dynamo",)
 
 
-def fork_spare(wrapper: int, descriptor: int, hide_hook: Callable[[], None]) -> None:
+def fork_spare(
+    wrapper: int, descriptor: int, imports_output: int, hide_hook: Callable[[], None]
+) -> None:
     """Import the packages of the script and fork the spare; return in each program."""
-    os.set_inheritable(descriptor, False)
+    for each in (descriptor, imports_output):
+        os.set_inheritable(each, False)
     requests = socket.socket(fileno=descriptor)
-    usual = _UsualStart(requests)
+    usual = _UsualStart(requests, imports_output)
     is_spare = False
     try:
-        for name in [each for each in os.environ if each.startswith("POPDIST_")]:
-            del os.environ[name]
-        # torch would import the library, whose back end the start hook registers later.
-        os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+        usual.hide_library()
         hide_hook()
         _import_packages(usual.begin)
         gc.collect()
@@ -59,26 +59,45 @@ def fork_spare(wrapper: int, descriptor: int, hide_hook: Callable[[], None]) -> 
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException:
         usual.begin()  # an import fails in the script again, where the script may handle it
+    changes = usual.changes_of_imports()
     usual.restore()
     if is_spare:
         _wait_for_start(wrapper, requests)
     else:
         requests.close()
+    _change_environment(changes)
 
 
 class _UsualStart:
     """The program's environment and output, which it needs in order to start in the usual way.
 
-    Until ``restore`` is called, the output of imports goes to a file without a name.
+    Until ``restore`` is called, the output of imports goes to a file of the wrapper. If the program
+    ends during an import, the wrapper shows the output.
     """
 
-    def __init__(self, requests: socket.socket) -> None:
+    def __init__(self, requests: socket.socket, imports_output: int) -> None:
         self._requests = requests
         self._environ = dict(os.environ)
+        self._environ_of_imports = self._environ
         self._output = os.dup(1), os.dup(2)
-        self._imports_output = os.memfd_create("imports")
+        self._imports_output = imports_output
         os.dup2(self._imports_output, 1)
         os.dup2(self._imports_output, 2)
+
+    def hide_library(self) -> None:
+        """Remove the library's variables, which may differ between two attempts."""
+        for name in [each for each in os.environ if each.startswith("POPDIST_")]:
+            del os.environ[name]
+        # torch would import the library, whose back end the start hook registers later.
+        os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+        self._environ_of_imports = dict(os.environ)
+
+    def changes_of_imports(self) -> dict[str, str | None]:
+        """Return the variables that imports have set, and None for variables that they removed."""
+        before = self._environ_of_imports
+        names = (before.keys() | os.environ.keys()) - {"PYTHONPATH"}  # the hook changes this one
+        after = {name: os.environ.get(name) for name in names}
+        return {name: value for name, value in after.items() if value != before.get(name)}
 
     def has_printed(self) -> bool:
         """Return whether an import has printed text, which the programs of restarts would lack."""
@@ -102,6 +121,15 @@ class _UsualStart:
         self.restore()
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores the signal
         os.execve(sys.executable or sys.orig_argv[0], sys.orig_argv, self._environ)
+
+
+def _change_environment(changes: dict[str, str | None]) -> None:
+    """Set environment variables of this process; the value None unsets a variable."""
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _forks_to_spare(requests: socket.socket) -> bool:

@@ -175,11 +175,11 @@ def _hide_from_variables() -> None:
         os.environ.pop("PYTHONPATH", None)
 
 
-def _fork_spare(wrapper: int, requests: int) -> None:
+def _fork_spare(wrapper: int, requests: int, imports_output: int) -> None:
     """Fork a spare; return in the program and in each program of the spare, with all hooks."""
     import poprun_prepared_start  # type: ignore[import-not-found]
 
-    poprun_prepared_start.fork_spare(wrapper, requests, _hide_hook)
+    poprun_prepared_start.fork_spare(wrapper, requests, imports_output, _hide_hook)
     _answer_wrapper()
     _hide_from_variables()
     if _START_HOOK in os.environ.get("PYTHONPATH", "").split(os.pathsep):
@@ -255,5 +255,6 @@ if _spare and _may_fork_spare(_spare[0]):
 else:
     if _spare and os.getppid() == _spare[0]:
         os.close(_spare[1])
+        os.close(_spare[2])
     _answer_wrapper()
     _hide_hook()
