@@ -17,8 +17,8 @@ TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# The variable with the wrapper's process id, and with the descriptors of the socket for requests and
-# of the file for the output of imports.
+# The variable with the wrapper's process id, and with two descriptors: of the socket for requests,
+# and of the file for the output of imports.
 _REQUESTS = "POPRUN_PREPARED"
 # The variables, besides the library's, that may differ between two attempts. The spare does not
 # import the library, so variables of the library do not matter before the fork.

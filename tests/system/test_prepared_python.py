@@ -117,7 +117,9 @@ def run(poprun, tmp_path):
                 *("--max-restarts", restarts), *command,
                 env={"NOTES": str(tmp_path / "notes"), **environ}, cwd=folder, stdin=given,
             )  # fmt: skip
-        notes = [json.loads((tmp_path / "notes" / each).read_text()) for each in "01"[: restarts + 1]]
+        notes = [
+            json.loads((tmp_path / "notes" / each).read_text()) for each in "01"[: restarts + 1]
+        ]
         return notes, done
 
     call.folder = folder
@@ -171,7 +173,8 @@ def test_the_program_sees_what_it_sees_in_a_usual_start(run, words):
 )
 def test_a_forked_program_ends_as_any_program_ends(run, end, code, text):
     (_, second), done = run(sys.executable, "program.py", END=end)
-    assert second["is_forked"] and second["spares"]
+    assert second["is_forked"]
+    assert second["spares"]
     assert done.returncode == code, done.stderr
     assert text in done.stdout + done.stderr
     assert "poprun_prepared_start" not in done.stderr

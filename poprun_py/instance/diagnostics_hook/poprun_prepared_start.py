@@ -107,7 +107,7 @@ class _UsualStart:
 
     def restore(self) -> None:
         """Give the program its own output and environment."""
-        for each, number in zip(self._output, (1, 2)):
+        for each, number in zip(self._output, (1, 2), strict=True):
             os.dup2(each, number)
             os.close(each)
         os.close(self._imports_output)

@@ -59,7 +59,8 @@ def test_no_package_is_imported_after_a_statement_that_may_set_variables(
         tmp_path,
         script=f"'''A text.'''\n# a comment\nimport os\n{statement}\nimport torch\n",
         sets_variable="import os\nos.environ['OMP_NUM_THREADS'] = '1'\n",
-        defines="'''A text.'''\ndef f(a=1): print()\nclass A(object):\n    b = 1\n    def c(self): f()\n",
+        defines="'''A text.'''\ndef f(a=1): print()\n"
+        "class A(object):\n    b = 1\n    def c(self): f()\n",
     )
     assert start._imported_names(str(tmp_path / "script.py"), str(tmp_path), set())[0] == names
 
@@ -122,7 +123,9 @@ def test_files_beside_the_script_that_hide_modules_are_found(start, tmp_path):
     ],
 )
 def test_a_process_with_threads_or_mpi_forks_no_spare(code, goes_on):
-    begin = f"import os, sys; sys.path.insert(0, {str(HOOK)!r}); import poprun_prepared_start as p\n"
+    begin = (
+        f"import os, sys; sys.path.insert(0, {str(HOOK)!r}); import poprun_prepared_start as p\n"
+    )
     done = subprocess.run(
         [sys.executable, "-c", f"{begin}{code}\nprint('goes on')"], capture_output=True, text=True
     )
