@@ -6,12 +6,8 @@ The training has dropout, batch norm, momentum and a scheduler. It draws the sam
 from the step's number. The arguments are those of losses_program.py.
 """
 
-# ruff: noqa: E402 (the time before the imports is noted)
-import time
-
-BEGAN = time.monotonic()
-
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -37,7 +33,7 @@ def make_training():
 
 def main(num_steps, pause, folder):
     notes = Notes()
-    notes.add_start(BEGAN)
+    notes.add_start()
     notes.add("imported")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -6,12 +6,8 @@ The training has shuffling, dropout, batch norm and momentum. It resumes from it
 ends after STEPS steps in all. Each step sleeps for PAUSE seconds.
 """
 
-# ruff: noqa: E402 (the time before the imports is noted)
-import time
-
-BEGAN = time.monotonic()
-
 import sys
+import time
 
 import torch
 from training_notes import DIGEST_EVERY, Notes, digest_of
@@ -61,7 +57,7 @@ def make_training():
 
 def main(num_steps, pause, folder):
     notes = Notes()
-    notes.add_start(BEGAN)
+    notes.add_start()
     notes.add("imported")
     torch.set_num_threads(1)
     popdist_py.init()

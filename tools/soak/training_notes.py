@@ -19,9 +19,9 @@ class Notes:
         path = Path(os.environ["SOAK_NOTES"], f"instance-{os.environ['RANK']}")
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def add_start(self, began):
+    def add_start(self):
         """Note when and where the process has started."""
-        self.add("start", seconds=began, text=f"{os.uname().nodename} {os.getpid()}")
+        self.add("start", seconds=_process_began(), text=f"{os.uname().nodename} {os.getpid()}")
 
     def add(self, kind, step=0, seconds=None, text=""):
         """Append one line with a single write, so that a killed process leaves no half line."""
@@ -36,3 +36,11 @@ def digest_of(training):
     for value in training.state_dict().values():
         digest.update(value.numpy().tobytes())
     return digest.hexdigest()
+
+
+def _process_began():
+    """Return the time when this process started, on the clock of time.monotonic()."""
+    # A program that measures the time before its imports would have to start without a spare.
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return since_boot - time.clock_gettime(time.CLOCK_BOOTTIME) + time.monotonic()
