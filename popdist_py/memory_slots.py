@@ -105,8 +105,11 @@ class MemorySlots:
             OSError: The folder cannot be written, or its file system is too small.
             NotOwnFileError: Another user can write to the folder.
         """
-        self._make_folder()
         sequences = [sequence_of(self._folder, slot) for slot in range(NUM_SLOTS)]
+        if not any(sequences):
+            # A cleaner of /dev/shm may have removed the files that this process has mapped.
+            self._forget_files()
+        self._make_folder()
         if self._kept is None:
             self._kept = sequences.index(max(sequences))
         slot = 1 - self._kept
@@ -131,21 +134,25 @@ class MemorySlots:
         self._kept = slot
         return True
 
-    def newest(self) -> SlotState | None:
-        """Return the newest complete state, or None if both slots are incomplete or damaged."""
+    def newest(self, is_known: Callable[[SlotState], bool] = lambda _: True) -> SlotState | None:
+        """Return the newest complete state, or None if both slots are incomplete or damaged.
+
+        Args:
+            is_known: A function that tells whether the caller can load a state. Other states are
+                skipped.
+        """
         sequences = ((sequence_of(self._folder, slot), slot) for slot in range(NUM_SLOTS))
         for _, slot in sorted(sequences, reverse=True):
             with contextlib.suppress(FileNotFoundError, NotOwnFileError):
                 check_own_folder(self._folder)
                 state = _state_in(np.fromfile(slot_path(self._folder, slot), np.uint8))
-                if state is not None:
+                if state is not None and is_known(state):
                     self._kept = slot
                     return state
         return None
 
     def remove(self) -> None:
         """Remove both slots, to release their memory."""
-        self._maps, self._kept = [None] * NUM_SLOTS, None
         for slot in range(NUM_SLOTS):
             with contextlib.suppress(OSError):
                 slot_path(self._folder, slot).unlink()
@@ -153,6 +160,10 @@ class MemorySlots:
             (self._folder / DISK).unlink()
         with contextlib.suppress(OSError):
             self._folder.rmdir()
+        self._forget_files()
+
+    def _forget_files(self) -> None:
+        self._maps, self._kept = [None] * NUM_SLOTS, None
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -186,14 +186,14 @@ class TrainingCheckpoints:
             ``extra``. If no checkpoint exists, the returned number of training steps is 0.
 
         Raises:
-            Error: The checkpoint does not contain a training, or another version of this package
-                wrote it.
+            Error: The checkpoint on the disk does not contain a training, or another version of
+                this package wrote it. Such a state in memory is left out with a warning.
         """
         with activities.doing(activities.SAVING, "load"):
             return self._resume()
 
     def _resume(self) -> tuple[int, dict[str, Any]]:
-        found = newest_state(self._memory, self._files, context.communicator())
+        found = newest_state(self._memory, self._files, context.communicator(), _is_training)
         if found is None:
             return 0, {}
         step, state = found
@@ -239,6 +239,10 @@ def weights_of(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> Weight
     """
     state = _training_in(checkpoint, folder)
     return Weights(checkpoint.step, state["training"]["model"], state["extra"])
+
+
+def _is_training(state: Any) -> bool:
+    return bool(state["version"] == _VERSION)
 
 
 def _training_in(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> dict[str, Any]:

@@ -177,13 +177,13 @@ class LoopCheckpoints:
         return found
 
     def _check(self, name: str, value: Any) -> None:
-        """Check that a checkpoint can contain the state of an object, at its first save."""
-        if name in self._checked:
+        """Check that a checkpoint can contain the state of an object."""
+        # The trial below takes long for large tensors, so tensors are tried only at the first save.
+        if is_plain(value, any_tensor=name in self._checked):
             return
         self._checked.add(name)
         try:
-            if not is_plain(value):
-                from_bytes(to_bytes(value))
+            from_bytes(to_bytes(value))
         except Exception:
             raise TypeError(
                 f"the state_dict() of {name} holds more than a checkpoint can: {value!r:.200}; "
@@ -198,11 +198,12 @@ class LoopCheckpoints:
             The number of completed training steps, or 0 without a state.
 
         Raises:
-            ValueError: The newest checkpoint was not saved by ``LoopCheckpoints``.
+            ValueError: The newest checkpoint on the disk was not saved by ``LoopCheckpoints``. Such
+                a state in memory is left out with a warning.
         """
         with activities.doing(activities.SAVING, "load"):
             peers = _peers()
-            found = newest_state(self._memory, self._files, peers)
+            found = newest_state(self._memory, self._files, peers, _is_loop)
             if found is None:
                 return 0
             step, state = found
@@ -240,10 +241,14 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
+def _is_loop(state: Any) -> bool:
+    return bool(state["format"] == _FORMAT)
+
+
 def _loop_state(data: bytes, step: int, files: Checkpoints) -> dict[str, Any]:
     try:
         state: dict[str, Any] = from_bytes(data)
-        is_loop = state["format"] == _FORMAT
+        is_loop = _is_loop(state)
     except Exception:
         is_loop = False
     if not is_loop:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +35,8 @@ __all__ = ["MemoryCopies", "Peers", "memory_copies", "newest_state", "wait_for_c
 
 # The copies that may still be running in this process.
 _unfinished: set[Future[None]] = set()
+# The thread that copies does not exist in a forked child, so a wait there would not end.
+os.register_at_fork(after_in_child=_unfinished.clear)
 
 
 def wait_for_copies() -> None:
@@ -43,10 +45,10 @@ def wait_for_copies() -> None:
         return
     with activities.doing(activities.SAVING, "memory"):
         for copy in list(_unfinished):
-            try:
-                copy.result()
-            finally:
-                _unfinished.discard(copy)
+            # A copy stays in the set if a signal interrupts the wait: the next update must wait.
+            wait([copy])
+            _unfinished.discard(copy)
+            copy.result()
 
 
 class Peers(Protocol):
@@ -170,14 +172,28 @@ class MemoryCopies:
             # tensors are copied before save() returns.
             self._is_immediate = True
 
-    def newest(self) -> SlotState | None:
-        """Return the newest state on this host, or None if its memory has no state."""
+    def newest(self, is_known: Callable[[Any], bool]) -> SlotState | None:
+        """Return the newest state on this host that is known, or None if its memory has none."""
         wait_for_copies()
-        return self._slots.newest()
+
+        def is_loadable(slot: SlotState) -> bool:
+            if _loaded(slot, is_known) is not None:
+                return True
+            warnings.warn(
+                f"The state of step {slot.step} in memory is left out, because it cannot be "
+                "loaded: another version of this package or another training saved it",
+                stacklevel=2,
+            )
+            return False
+
+        return self._slots.newest(is_loadable)
 
 
 def newest_state(
-    memory: MemoryCopies | None, files: Checkpoints, peers: Peers
+    memory: MemoryCopies | None,
+    files: Checkpoints,
+    peers: Peers,
+    is_known: Callable[[Any], bool] = lambda _: True,
 ) -> tuple[int, Any] | None:
     """Return the newest state in the memory of all hosts and on the disk of instance 0.
 
@@ -187,12 +203,15 @@ def newest_state(
         memory: The states in memory; None on all instances if there are none.
         files: The checkpoints on the disk, which only instance 0 reads.
         peers: The instances of the job.
+        is_known: A function that tells whether the caller can load a state. Other states in memory
+            are left out.
 
     Returns:
         The number of training steps that are done, and the state. A state from the disk is returned
-        as the bytes of its file. The result is None if there is no state.
+        as the bytes of its file, unless the launcher has copied a known state from memory to this
+        file. The result is None if there is no state.
     """
-    own = None if memory is None else memory.newest()
+    own = None if memory is None else memory.newest(is_known)
     steps = [-1] if memory is None else peers.all_gather_object(-1 if own is None else own.step)
     in_memory = max(steps)
     newer = _newer_on_disk(files, in_memory) if peers.instance_index == 0 else None
@@ -200,7 +219,8 @@ def newest_state(
     if newer is not None:
         # The launcher may have copied this checkpoint from the memory of an earlier job.
         slot = slot_state(newer.data)
-        return newer.step, newer.data if slot is None else _whole(slot.head, slot.arrays)
+        state = None if slot is None else _loaded(slot, is_known)
+        return newer.step, newer.data if state is None else state
     if in_memory < 0:
         return None
     parts = None if own is None else (own.head, own.arrays)
@@ -209,6 +229,15 @@ def newest_state(
         parts = peers.broadcast_object(parts if peers.instance_index == root else None, root)
     assert parts is not None
     return in_memory, _whole(*parts)
+
+
+def _loaded(slot: SlotState, is_known: Callable[[Any], bool]) -> Any:
+    """Return the state in a slot, or None if it cannot be loaded or is not known."""
+    try:
+        state = _whole(slot.head, slot.arrays)
+        return state if is_known(state) else None
+    except Exception:
+        return None
 
 
 def _whole(head: bytes, arrays: Sequence[Bytes]) -> Any:

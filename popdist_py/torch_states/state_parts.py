@@ -11,6 +11,7 @@ import codecs
 import io
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,19 +51,24 @@ def from_bytes(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), weights_only=True)
 
 
-def is_plain(value: Any) -> bool:
+def is_plain(value: Any, *, any_tensor: bool = False) -> bool:
     """Tell whether a checkpoint can contain a value, without a trial.
 
     The answer True is reliable. A value with the answer False may still be accepted.
+
+    Args:
+        value: A part of a state.
+        any_tensor: Whether to accept tensors that are pickled, such as those with gaps in memory.
     """
     kind = type(value)
     if kind in (int, float, bool, str, type(None)):
         return True
+    is_accepted = partial(is_plain, any_tensor=any_tensor)
     if kind in (list, tuple):
-        return all(map(is_plain, value))
+        return all(map(is_accepted, value))
     if kind in (dict, OrderedDict):
-        return all(map(is_plain, value)) and all(map(is_plain, value.values()))
-    return kind is torch.Tensor and _is_storable(value)
+        return all(map(is_accepted, value)) and all(map(is_accepted, value.values()))
+    return kind is torch.Tensor and (any_tensor or _is_storable(value))
 
 
 def _is_storable(tensor: torch.Tensor) -> bool:

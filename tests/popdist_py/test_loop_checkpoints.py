@@ -168,6 +168,17 @@ def test_states_that_could_not_be_loaded_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_later_state_that_could_not_be_loaded_is_refused(tmp_path, memory):
+    dated = Dated()
+    checkpoints = LoopCheckpoints(tmp_path / "c", dated=dated)
+    dated.state_dict = lambda: {"best": 0.5}
+    checkpoints.save(1)
+    dated.state_dict = lambda: {"best": np.float64(0.5)}
+    with pytest.raises(TypeError, match=r"state_dict\(\) of dated holds more"):
+        checkpoints.save(2)
+    assert checkpoints.resume() == 1
+
+
 def test_other_checkpoints_are_refused(tmp_path):
     Checkpoints(tmp_path).save(5, b"something")
     with pytest.raises(ValueError, match=r"step 5 in .* was not saved by this version"):

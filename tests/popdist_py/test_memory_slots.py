@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -168,3 +169,12 @@ def test_the_next_job_does_not_remove_the_folder_of_a_running_program(tmp_path):
     os.utime(job, (0, 0))
     remove_abandoned([str(tmp_path)])
     assert not job.exists()
+
+
+def test_states_are_written_again_after_their_folder_was_removed(tmp_path):
+    folder = tmp_path / "job" / "slots"
+    slots = MemorySlots(folder)
+    slots.write(1, b"one", [])
+    shutil.rmtree(tmp_path / "job")
+    slots.write(2, b"two", [])
+    assert states(folder).head == b"two"

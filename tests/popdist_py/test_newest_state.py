@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 
 from popdist_py.checkpoint import Checkpoints
 from popdist_py.memory_slots import MemorySlots
+from popdist_py.torch_states import memory_copies
 from popdist_py.torch_states.memory_copies import MemoryCopies, newest_state, wait_for_copies
 
 
@@ -101,3 +104,83 @@ def test_a_damaged_checkpoint_on_the_disk_is_skipped(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     found, _ = found_on_hosts(tmp_path, (3, 3), None)
     assert [each[0] for each in found] == [3, 3]
+
+
+def of_version_2(state):
+    return state["version"] == 2
+
+
+@pytest.mark.parametrize("unknown", [{"version": 3}, {"weights": 1}, b"not a state"])
+def test_states_in_memory_that_cannot_be_loaded_are_left_out(tmp_path, unknown):
+    files, peer = Checkpoints(tmp_path / "disk"), Peer(Threads(1), 0)
+    slots = MemorySlots(tmp_path / "memory")
+    memory = MemoryCopies(slots, 1, is_writer=True)
+
+    def save_unknown(step):
+        if isinstance(unknown, bytes):
+            slots.write(step, unknown, [])
+        else:
+            memory.save(step, unknown)
+            wait_for_copies()
+
+    memory.save(4, {"version": 2, "step": 4})
+    wait_for_copies()
+    save_unknown(5)
+    with pytest.warns(UserWarning, match="step 5 in memory is left out"):
+        found = newest_state(memory, files, peer, of_version_2)
+    assert found == (4, {"version": 2, "step": 4})
+    slots.remove()
+    save_unknown(5)
+    files.save(3, b"from the disk")
+    with pytest.warns(UserWarning, match="step 5 in memory is left out"):
+        assert newest_state(memory, files, peer, of_version_2) == (3, b"from the disk")
+
+
+def test_a_copy_on_the_disk_that_cannot_be_loaded_is_returned_as_bytes(tmp_path):
+    """So that its reader can say what is wrong, as with other checkpoints on the disk."""
+    files = Checkpoints(tmp_path / "disk")
+    slots = MemorySlots(tmp_path / "memory")
+    slots.write(6, b"not a state", [])
+    content = max((tmp_path / "memory").iterdir()).read_bytes()
+    files.save(6, content)
+    assert newest_state(None, files, Peer(Threads(1), 0)) == (6, content)
+
+
+def test_a_forked_child_does_not_wait_for_copies(tmp_path):
+    memory = MemoryCopies(MemorySlots(tmp_path / "memory"), 1, is_writer=True)
+    is_forked = threading.Event()
+    memory._write = lambda *_: is_forked.wait(20)
+    memory.save(1, {})
+    child = os.fork()
+    if child == 0:
+        wait_for_copies()
+        os._exit(7)
+    # A child that waits must not keep the output of the tests open.
+    killer = threading.Timer(10, os.kill, (child, signal.SIGKILL))
+    killer.start()
+    try:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    finally:
+        killer.cancel()
+        is_forked.set()
+
+
+def test_a_copy_is_waited_for_again_after_an_interruption(tmp_path, monkeypatch):
+    memory = MemoryCopies(MemorySlots(tmp_path / "memory"), 1, is_writer=True)
+    may_end = threading.Event()
+    memory._write = lambda *_: may_end.wait(20)
+    memory.save(1, {})
+    (copy,) = memory_copies._unfinished
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Condition, "wait", interrupt)
+        patch.setattr(threading.Event, "wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            wait_for_copies()
+    assert copy in memory_copies._unfinished
+    may_end.set()
+    wait_for_copies()
+    assert copy.done()
