@@ -69,12 +69,30 @@ def copy_to_disk(memory: Path) -> dict[str, int]:
             if state is None:
                 continue
             step, content = state
-            files = Checkpoints(disk, _KEEP_ALL)
-            newest = next((each.step for each in files.newest_first()), -1)
-            if newest < step:
-                files.save(step, content)
-            found[disk] = max(newest, step)
+            found[disk] = _save(_FilesBesideProgram(disk, _KEEP_ALL), step, content)
     return found
+
+
+class _FilesBesideProgram(Checkpoints):
+    """The checkpoints in a folder in which a program may be writing a checkpoint, too."""
+
+    def _remove_partial(self) -> None:
+        """Remove nothing, because the temporary file of the program would be removed."""
+
+
+def _save(files: Checkpoints, step: int, content: bytes) -> int:
+    """Save a checkpoint unless a newer one is there; return the newest step in the folder."""
+    for attempts_left in reversed(range(_ATTEMPTS)):
+        newest = next((each.step for each in files.newest_first()), -1)
+        if newest >= step:
+            return newest
+        try:
+            files.save(step, content)
+            break
+        except FileNotFoundError:  # a program began to save, and removed all temporary files
+            if not attempts_left:
+                raise
+    return step
 
 
 def _newest_slot(folder: Path) -> tuple[int, bytes] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -67,3 +68,27 @@ def test_memory_without_a_state_or_without_a_folder_on_this_disk_gives_no_checkp
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout == ""
+
+
+def test_a_copy_leaves_the_file_that_a_program_is_writing(slots, tmp_path):
+    write(slots, 3)
+    partial = tmp_path / "disk" / ".step-000000000004.checkpoint.7-00.partial"
+    partial.parent.mkdir()
+    partial.write_bytes(b"half")
+    slot_files.copy_to_disk(tmp_path / "memory")
+    assert partial.exists()
+
+
+def test_a_copy_is_repeated_if_a_program_removes_its_temporary_file(slots, tmp_path, monkeypatch):
+    write(slots, 3)
+    sync = os.fsync
+
+    def interfere(descriptor):
+        monkeypatch.setattr(os, "fsync", sync)
+        for partial in (tmp_path / "disk").glob(".*.partial"):
+            partial.unlink()  # as a save of the program does
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", interfere)
+    assert slot_files.copy_to_disk(tmp_path / "memory") == {str(tmp_path / "disk"): 3}
+    assert Checkpoints(tmp_path / "disk").steps() == [3]
