@@ -134,6 +134,32 @@ def test_parameters_of_groups_of_replicas_are_resumed(tmp_path, memory):
     assert torch.equal(run(2, 4, tmp_path / "parts"), whole)
 
 
+class Turned(Net):
+    """A model with a view of a weight as a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("turned", self.layers[4].weight.detach().t())
+
+
+def test_buffers_that_share_memory_with_weights_are_resumed(tmp_path, memory):
+    def run(first, last, folder):
+        net = Turned()
+        options = poptorch.Options().showCompilationProgressBar(False).randomSeed(3)
+        model = poptorch.trainingModel(net, options, sgd(net.parameters()))
+        checkpoints = TrainingCheckpoints(folder, model, disk_every=100)
+        assert checkpoints.resume()[0] == first
+        for step in range(first, last):
+            model(*batch(step))
+            checkpoints.save(step + 1)
+        wait_for_copies()
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+    whole = run(0, 4, tmp_path / "whole")
+    run(0, 2, tmp_path / "parts")
+    assert same(run(2, 4, tmp_path / "parts"), whole)
+
+
 def test_a_resumed_training_ends_with_the_same_bits(tmp_path, memory):
     def run(first, last, folder):
         model = training(adamw)

@@ -74,8 +74,8 @@ def live_module(module: nn.Module, compiled: Compiled) -> LiveModule | None:
     """Return the newest ``state_dict()`` and buffers of the module, without copying its weights.
 
     The result contains the device's tensors in place of the host's older tensors. It is None if the
-    host's tensors are needed, because replicas have different weights, or because the module
-    computes values for its ``state_dict()``.
+    host's tensors are needed: replicas have different weights, tensors of the module share memory,
+    or the module computes values for its ``state_dict()``.
     """
     state = compiled.state
     if state.has_groups:
@@ -85,6 +85,10 @@ def live_module(module: nn.Module, compiled: Compiled) -> LiveModule | None:
     hosts = [*module.parameters(), *module.buffers()]
     # Without this context, a read of the host's tensors would copy all weights to the host.
     with torch._C.DisableTorchFunctionSubclass():
+        storages = [host.untyped_storage().data_ptr() for host in hosts if host.numel()]
+        if len(set(storages)) < len(storages):
+            # A buffer that is a view of a weight is up to date only after the weight was copied.
+            return None
         newest = {}
         for host in hosts:
             device = device_copies.get(id(host), host)
