@@ -88,8 +88,8 @@ def init() -> None:
 
     MPI is started only if the launcher has started several instances, and not in a job with
     checkpoints in memory (``--memory-checkpoints``), whose restarts are faster without MPI. After
-    this call, an uncaught
-    exception ends the whole job, so that the other instances do not wait in a collective for ever.
+    this call, an uncaught exception ends the whole job, so that the other instances do not wait in
+    a collective for ever.
 
     Raises:
         WireError: The launcher's variables are incomplete, or differ from the rank and size that

@@ -151,3 +151,22 @@ def test_a_hang_after_a_restart_is_found(start):
     assert job.returncode == 124, stderr
     assert "time.sleep(0.01)" in stderr
     assert not Path(note(1, 0)["states"]).exists()
+
+
+ENDS_ALONE = """
+import sys
+import popdist_py
+from popdist_py import context
+
+popdist_py.init()
+if popdist_py.getInstanceIndex() == 0:
+    sys.exit(3)
+context.communicator().all_gather_object("waits for instance 0")
+"""
+
+
+def test_the_exit_code_of_instance_0_is_the_jobs_if_others_wait_for_it(poprun, script):
+    done = poprun(*OPTIONS, script(ENDS_ALONE), timeout=60)
+    assert done.returncode == 3, done.stderr
+    assert "instance 0 (replica 0)" in done.stderr
+    assert "InstanceLostError" not in done.stderr

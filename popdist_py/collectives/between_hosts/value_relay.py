@@ -24,6 +24,9 @@ _LENGTH_BYTES = 4
 _CHUNK = 1 << 16
 # An instance that reads none of its answers for this time is treated as lost.
 _SEND_SECONDS = 10.0
+# An instance that fails because instance 0 has left waits 2 s before it ends. Instance 0 must end
+# before, so that the launcher reports instance 0 and its exit code.
+_END_SECONDS = 1.0
 
 
 class Answer(NamedTuple):
@@ -166,15 +169,15 @@ class Relay:
     def start(self) -> None:
         """Start the thread, which serves the other instances until they end.
 
-        When Python exits, this process waits for the other instances, as the end of MPI does:
-        instances that are still running may connect a group of instances.
+        When Python exits, this process waits for the other instances, but only for a short time:
+        instances that are about to end may still exchange values.
         """
         threading.Thread(target=self._run, name="popdist-relay", daemon=True).start()
         atexit.register(self._wait_for_others)
 
     def _wait_for_others(self) -> None:
         if os.getpid() == self._pid:
-            self._others_left.wait()
+            self._others_left.wait(_END_SECONDS)
 
     def _run(self) -> None:
         try:
