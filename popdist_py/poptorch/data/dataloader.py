@@ -72,7 +72,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             epoch. The seed ``options.randomSeed`` must be equal on all instances. If the options do
             not contain a seed, the state of torch's random generator on instance 0 determines the
             seed when the DataLoader is made. Without a seed in the options, all instances must make
-            the DataLoader, because they exchange the seed. A torch sampler without its own
+            the DataLoader, because they exchange the seed. DataLoaders of equal length with equal
+            seeds have the same order; so do DataLoaders that are made without a random number drawn
+            between them. A torch sampler without its own
             generator also uses the seed that all instances share. Samplers that the program defines
             must yield the same order on every instance. Without a seed in the options, a single
             instance shuffles with the argument ``generator`` of torch's DataLoader if the program

@@ -16,6 +16,7 @@ from popdist_py.poptorch.data.loader_arguments import LoadSizes
 from popdist_py.poptorch.data.samplers import (
     BatchDataset,
     Concatenate,
+    DatasetOrder,
     GlobalOrderSampler,
     GroupedBatchSampler,
     ShardSampler,
@@ -105,7 +106,10 @@ def _shared_sampler(
     )
     step = sizes.combined or 1
     share_sampler(sampler, options)
-    indices: Any = range(len(dataset)) if sampler is None else sampler
+    indices: Any = sampler
+    if sampler is None:
+        # As in torch, the data set of a single instance may grow between two epochs.
+        indices = DatasetOrder(dataset) if num_processes == 1 else range(len(dataset))
     seed = shared_seed(options) if shuffle else None
     place = {"num_processes": num_processes, "process": options.Distributed.processId, "step": step}
     if order == "contiguous":

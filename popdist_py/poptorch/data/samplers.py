@@ -19,6 +19,7 @@ from popdist_py.sharding import GlobalShare, Shard
 __all__ = [
     "BatchDataset",
     "Concatenate",
+    "DatasetOrder",
     "GlobalOrderSampler",
     "GroupedBatchSampler",
     "ShardSampler",
@@ -33,6 +34,19 @@ __all__ = [
 
 
 _numbers = count()
+
+
+class DatasetOrder:
+    """All indices of a data set in their order, also after the data set has grown or shrunk."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self)))
 
 
 class _SharedOrder(torch.utils.data.Sampler[int]):
@@ -60,6 +74,8 @@ class _SharedOrder(torch.utils.data.Sampler[int]):
         """Return all indices in the reading order of the next epoch, before they are shuffled."""
         if isinstance(self._order, range):
             return self._order
+        if isinstance(self._order, DatasetOrder):
+            return range(len(self._order))
         order = list(self._order)
         if self.drawn is None:
             self.drawn = sampler_order_check.DrawnOrder.of(self._number, self._order, order)
@@ -72,11 +88,11 @@ class GlobalOrderSampler(_SharedOrder):
 
     All instances read global batches from one reading order. The elements of a global batch do not
     depend on the number of instances. The order of an epoch is a function of the seed and of the
-    number of epochs that began before.
+    number of epochs that began before. A single instance reads the whole order.
 
     Args:
-        order: All indices of the data set in reading order, as a range or as the user's sampler.
-            The user's sampler must yield the same order on every process.
+        order: All indices of the data set in reading order, as a range, as a DatasetOrder or as the
+            user's sampler. The user's sampler must yield the same order on every process.
         share: The positions in the reading order that this instance reads.
         seed: The seed for a random permutation in each epoch; None to keep the given order.
     """
@@ -87,6 +103,8 @@ class GlobalOrderSampler(_SharedOrder):
         self._seed = seed
 
     def __len__(self) -> int:
+        if self._share.num_processes == 1:
+            return len(self._order)  # type: ignore[arg-type]
         return self._share.length
 
     def __iter__(self) -> Iterator[int]:
@@ -99,6 +117,8 @@ class GlobalOrderSampler(_SharedOrder):
             is_plain = order == range(len(order))
             order = permutation if is_plain else [order[i] for i in permutation]
         self._epoch += 1
+        if self._share.num_processes == 1:
+            return iter(order)
         return map(order.__getitem__, chain.from_iterable(self._share.ranges()))
 
     def state_dict(self) -> dict[str, Any]:

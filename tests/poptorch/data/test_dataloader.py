@@ -428,3 +428,12 @@ def test_a_batch_sampler_need_not_know_its_length(sampler, di, log):
     assert flat(read(loader)) == list(range(5))
     with pytest.raises((TypeError, NotImplementedError)):
         len(loader)
+
+
+def test_a_shuffled_data_set_may_grow_between_epochs():
+    data = list(range(8))
+    loader = poptorch.DataLoader(poptorch.Options(), data, batch_size=2, shuffle=True)
+    assert sorted(int(x) for batch in loader for x in batch) == data
+    data += range(8, 12)
+    assert len(loader) == 6
+    assert sorted(int(x) for batch in loader for x in batch) == data
