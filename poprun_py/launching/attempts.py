@@ -6,6 +6,7 @@ without these hosts.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -57,6 +58,7 @@ from poprun_py.running.supervise.job_description import (
 from poprun_py.running.supervise.job_processes import JobProcesses
 from poprun_py.running.supervise.launch_result import LaunchResult, Restart
 from poprun_py.running.supervise.running_job import Reports
+from poprun_py.running.supervise.signal_pipe import hold_signals
 from poprun_py.running.supervise.supervisor import supervise
 from poprun_py.terminal import Console, Log, command_name
 
@@ -116,7 +118,7 @@ class Attempts:
         A restart that only takes in more hosts does not count.
         """
         restart = 0
-        try:
+        with hold_signals(), contextlib.closing(self):
             while True:
                 result, lost = self._attempt(restart)
                 self._states.hold()  # all processes of the attempt may have been killed
@@ -132,9 +134,11 @@ class Attempts:
                 number = self._prepare_restart(result, lost, restart - self._num_changes, seconds)
                 if number:
                     return self._saved.finish(_ended_by(result, number, restart))
-        finally:
-            self._processes.dismiss(is_restarted=False)
-            self._states.release(is_kept=False)
+
+    def close(self) -> None:
+        """End kept wrappers, and remove the states in memory."""
+        self._processes.dismiss(is_restarted=False)
+        self._states.release(is_kept=False)
 
     def _attempt(self, count: int) -> tuple[LaunchResult, Sequence[Host]]:
         """Run one attempt; return its result and the hosts that it has lost.

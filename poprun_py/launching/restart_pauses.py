@@ -36,7 +36,7 @@ def pause(seconds: float, parent: int) -> int:
 
     SIGUSR2 is meant for the user's programs. No program runs before a restart, so SIGUSR2 is
     ignored. If the process ``parent``, which started the launcher, ends, the number of SIGHUP is
-    returned.
+    returned. A signal that has arrived since the end of the attempt ends a pause of 0 seconds too.
     """
     numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, PARENT_ENDED}
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -44,9 +44,8 @@ def pause(seconds: float, parent: int) -> int:
     end = time.monotonic() + seconds
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
-        while (left := end - time.monotonic()) > 0:
-            got = signal.sigtimedwait(numbers, left)
-            if got is None or got.si_signo == signal.SIGUSR2:
+        while got := signal.sigtimedwait(numbers, max(0.0, end - time.monotonic())):
+            if got.si_signo == signal.SIGUSR2:
                 continue
             if got.si_signo != PARENT_ENDED:
                 return got.si_signo

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Iterator
 
 from poprun_py.instance import process_control
 
@@ -20,7 +21,26 @@ HANGUP_ONCE = signal.SIGRTMAX - 6
 ONCE = {INTERRUPT_ONCE: signal.SIGINT, HANGUP_ONCE: signal.SIGHUP}
 # The signals that ask a job to end, besides the signals in ONCE.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# The signals that ``hold_signals`` holds. Batch systems and a closed terminal send these signals.
+HELD = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1})
 _PARENT_HAS_ENDED = "the process that started the job has ended"
+
+
+@contextlib.contextmanager
+def hold_signals() -> Iterator[None]:
+    """Hold some signals while no ``SignalPipe`` is there, for the next one, or for a pause.
+
+    Otherwise SIGTERM between two attempts would end the launcher, and the state of the training in
+    memory would be lost. A signal after the last attempt has no effect, because the job has ended.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    try:
+        yield
+    finally:
+        late = [each for each in HELD if each not in before]
+        while signal.sigtimedwait(late, 0) is not None:
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class SignalPipe:
@@ -57,6 +77,15 @@ class SignalPipe:
         if self._parent is not None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {PARENT_ENDED})
             resources.callback(signal.pthread_sigmask, signal.SIG_BLOCK, {PARENT_ENDED})
+        before = signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+        resources.callback(self._hold_again, {each for each in HELD if each in before})
+
+    def _hold_again(self, held: set[signal.Signals]) -> None:
+        """Block the signals that were held before, and send those again that nobody has taken."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, held)
+        with contextlib.suppress(BlockingIOError):
+            for number in held.intersection(os.read(self._read_end, 512)):
+                signal.raise_signal(number)
 
     def fileno(self) -> int:
         """Return the file descriptor that is readable after a signal has arrived."""

@@ -35,7 +35,7 @@ def job(monkeypatch):
         instance = InstanceResult(index=0, progress=Progress(step, resumed=3))
         return LaunchResult(exit_code=7, instances=(instance,), hung=(0,), may_restart=True)
 
-    def run(num_failures, number=0, steps=None, firsts=None, **options):
+    def run(num_failures, number=0, steps=None, firsts=None, late=0, **options):
         failures = [failure(step) for step in steps or [3] * num_failures]
         for index, first in enumerate(firsts or ()):
             failures[index] = replace(failures[index], first_failure=first, hung=())
@@ -43,12 +43,15 @@ def job(monkeypatch):
 
         def supervise(*_, **__):
             result = next(results)
+            if late:
+                signal.raise_signal(late)
             if result.reason == "not started":
                 raise StartError(result.reason)
             return result
 
         monkeypatch.setattr(attempts, "supervise", supervise)
-        monkeypatch.setattr(attempts, "pause", lambda *_: number)
+        if not late:
+            monkeypatch.setattr(attempts, "pause", lambda *_: number)
         plan, console = plan_with_folder(None, **options), KeptConsole()
         with RunRecord(plan, console) as record:
             return attempts.Attempts(plan, record, console).run(), console.of("warn")
@@ -118,6 +121,13 @@ def test_signal_between_two_runs_ends_the_job(job, number, code):
     assert result.reason == f"{number.name} received before restart 1"
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
+def test_a_signal_at_the_end_of_an_attempt_ends_the_job(job, number, code):
+    result, _ = job(2, steps=[5, 5], late=number, max_restarts=2, memory_checkpoints=True)
+    assert (result.exit_code, result.restart_count) == (code, 0)
+    assert job(0, late=number)[0].exit_code == 0
+
+
 def test_a_restart_that_no_time_is_left_for_is_neither_told_nor_waited_for(job):
     result, warnings = job(9, max_restarts=5, timeout=3.5)
     assert [line[:19] for line in warnings if "restart " in line or "no restart" in line] == [
@@ -135,7 +145,7 @@ def test_pause_tells_of_the_signal_that_ended_it():
         assert not signal.sigpending() & {signal.SIGTERM, signal.SIGUSR2}
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    assert pause(0.001, os.getppid()) == 0
+    assert pause(0.001, os.getppid()) == pause(0, os.getppid()) == 0
 
 
 def test_pause_has_an_end():

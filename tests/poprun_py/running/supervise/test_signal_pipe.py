@@ -12,6 +12,7 @@ from poprun_py.running.supervise.signal_pipe import (
     INTERRUPT_ONCE,
     PARENT_ENDED,
     SignalPipe,
+    hold_signals,
 )
 
 
@@ -31,3 +32,20 @@ def test_the_end_of_the_parent_process_is_distinguished_from_sighup():
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(INTERRUPT_ONCE)
         assert caught.take() == [(signal.SIGHUP, "")]
+
+
+def test_signals_between_two_attempts_reach_the_next_one():
+    with hold_signals():
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            with contextlib.ExitStack() as resources:
+                SignalPipe(resources)
+                signal.raise_signal(number)
+        signal.raise_signal(signal.SIGHUP)
+        with contextlib.ExitStack() as resources:
+            caught = SignalPipe(resources)
+            assert sorted(number for number, _ in caught.take()) == [
+                signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM
+            ]  # fmt: skip
+        signal.raise_signal(signal.SIGTERM)
+    assert not signal.sigpending()
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
