@@ -4,8 +4,8 @@
 then forks the spare, and returns in the program. The spare waits for requests of the wrapper, and
 ``fork_spare`` returns in each program that the spare forks (poprun_py/instance/prepared_python.py).
 The program starts once more, in the usual way, if it has imported something that a fork could
-change: the library of the launcher, MPI, a package with threads, or a package that a file beside
-the script hides.
+change: the library of the launcher, MPI, a package with threads, a package that uses a GPU, or a
+package that a file beside the script hides.
 """
 
 import ast
@@ -19,13 +19,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 _MOST_BYTES = 1 << 18  # of a request with the environment of a program
 _PAUSE_SECONDS = 0.0005
 _ADOPTION_SECONDS = 10.0
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
+# The drivers of these devices do not work in a process whose parent has used them.
+_ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel")
 _MOST_FILES = 100
 _INSTALLED = ("site-packages", "dist-packages")
 # The library and its names under the SDK are imported after the fork. They need these packages.
@@ -374,7 +376,7 @@ def _hidden(folder: str) -> bool:
 
 
 def _is_alone() -> bool:
-    """Return whether the process has no threads, which a fork would lose.
+    """Return whether the process has no threads and no accelerator, which a fork would lose.
 
     The threads of OpenBLAS do not count: OpenBLAS ends them before a fork, as the first fork shows.
     """
@@ -382,4 +384,11 @@ def _is_alone() -> bool:
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    return threading.active_count() == 1 and len(os.listdir("/proc/self/task")) == 1
+    has_threads = threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1
+    return not has_threads and not any(path.startswith(_ACCELERATORS) for path in _open_paths())
+
+
+def _open_paths() -> Iterator[str]:
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor of the listed folder is closed
+            yield os.readlink(f"/proc/self/fd/{name}")

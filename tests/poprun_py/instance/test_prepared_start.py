@@ -118,11 +118,16 @@ def test_files_beside_the_script_that_hide_modules_are_found(start, tmp_path):
             ".start(); p._is_alone() or os._exit(0)",
             False,
         ),
+        ("p._ACCELERATORS = ('/dev/zer',); p._is_alone() or os._exit(0)", True),
+        (
+            "p._ACCELERATORS = ('/dev/zer',); f = open('/dev/zero'); p._is_alone() or os._exit(0)",
+            False,
+        ),
         ("sys.meta_path.insert(0, p._MpiBlocker(lambda: os._exit(0)))\nimport mpi4py", True),
         ("sys.meta_path.insert(0, p._MpiBlocker(lambda: os._exit(0)))\nimport mpi4py.MPI", False),
     ],
 )
-def test_a_process_with_threads_or_mpi_forks_no_spare(code, goes_on):
+def test_a_process_with_threads_or_an_accelerator_or_mpi_forks_no_spare(code, goes_on):
     begin = (
         f"import os, sys; sys.path.insert(0, {str(HOOK)!r}); import poprun_prepared_start as p\n"
     )
