@@ -439,10 +439,12 @@ class Wrapper:
 
         Open MPI notices a program without MPI_Finalize only when the wrapper ends. Then Open MPI
         ends the instances that wait for the program. A wrapper stays if it leases CPUs, or if a
-        restart may need the states of the training on this host.
+        restart may need this wrapper and the states of the training on this host. No restart needs
+        a wrapper whose program has started MPI.
         """
         is_open_mpi = "PMIX_RANK" in os.environ and "PMI_RANK" not in os.environ
-        stays = self._lease is not None or "POPDIST_MEMORY_CHECKPOINTS" in os.environ
+        is_kept = "POPDIST_MEMORY_CHECKPOINTS" in os.environ
+        stays = self._lease is not None or (is_kept and not self._reports.memory.has_started_mpi())
         if self._program.exit_code == 0 and is_open_mpi and not stays:
             self._leave_at = min(self._leave_at, time.monotonic() + LEAVE_SECONDS)
 

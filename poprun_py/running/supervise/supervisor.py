@@ -119,7 +119,7 @@ def _start(
             mpirun.begin_next(output.log, parts.shutdown.on_signal_of_mpirun)
             parts.begin(mpirun, selector, began)
             parts.begin_next()
-            resources.callback(parts.diagnosis.end)
+            resources.callback(parts.end_questions)
             return signals
         mpirun = processes.mpirun = Mpirun(
             job,

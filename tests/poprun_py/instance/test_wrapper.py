@@ -94,9 +94,12 @@ def test_processes_left_by_a_failed_program_are_killed_at_once(tmp_path):
         assert control_protocol.LEFTOVERS not in dict(until_end(channel))
 
 
-def test_the_wrapper_of_an_ended_program_ends_although_other_instances_run(tmp_path):
+@pytest.mark.parametrize("variables", [{}, {"POPDIST_MEMORY_CHECKPOINTS": "1"}])
+def test_the_wrapper_of_an_ended_program_ends_although_other_instances_run(tmp_path, variables):
     """Open MPI then ends the others, if the program called MPI_Init but not MPI_Finalize."""
-    with wrapped(tmp_path, "true", PMIX_RANK="1") as (channel, _):
+    # With checkpoints in memory, the program's start hook tells that the program has started MPI.
+    tell = "printf '\\001' | dd of=$POPDIST_HEARTBEAT bs=1 seek=240 conv=notrunc 2>&1"
+    with wrapped(tmp_path, "sh", "-c", tell, PMIX_RANK="1", **variables) as (channel, _):
         channel.sendall(message(control_protocol.GO, GO))
         began = time.monotonic()
         # The wrapper closes the channel before the launcher sends BYE.
