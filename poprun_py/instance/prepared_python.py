@@ -139,6 +139,11 @@ class PreparedPython:
         self._connection.close()
         if pid:
             process_control.signal_process(pid, signal.SIGKILL)
+            self._pid = 0
+            try:  # noqa: SIM105 (importing contextlib would take longer than this module)
+                os.waitpid(pid, 0)
+            except ChildProcessError:
+                pass  # the wrapper has not adopted the spare yet, or has collected it
 
     def ended(self) -> None:
         """Record that the wrapper has collected the spare, which has ended."""

@@ -10,7 +10,7 @@ import sys
 import pytest
 from support.repository import ROOT
 
-from poprun_py.instance.prepared_python import _fixed, may_prepare
+from poprun_py.instance.prepared_python import PreparedPython, _fixed, may_prepare
 
 HOOK = ROOT / "poprun_py" / "instance" / "diagnostics_hook"
 
@@ -136,6 +136,16 @@ def test_a_process_with_threads_or_an_accelerator_or_mpi_forks_no_spare(code, go
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert (done.stdout == "goes on\n") is goes_on
+
+
+def test_an_ended_spare_leaves_no_zombie():
+    spare, pid = PreparedPython(), os.posix_spawnp("sleep", ["sleep", "1000"], os.environ)
+    spare._pid = pid
+    spare.end()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+    spare.close_requests()
+    spare.program_ended()
 
 
 def test_programs_of_two_restarts_draw_other_numbers():
