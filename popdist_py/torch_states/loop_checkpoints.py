@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
+import sys
+import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -32,6 +35,9 @@ from popdist_py.torch_states.state_parts import (
 __all__ = ["LoopCheckpoints"]
 
 _FORMAT = "popdist loop 1"
+# The longest time, in seconds, to wait until gloo's threads have let go of the tensors of a call.
+_LET_GO_SECONDS = 1.0
+_POLL_SECONDS = 0.0001
 
 
 class Stateful(Protocol):
@@ -268,6 +274,8 @@ class _TorchPeers:
 
     def all_gather_object(self, value: object, name: str = "") -> list[Any]:
         del name
+        if "gloo" in dist.get_backend():
+            return _all_gather_over_gloo(value)
         values: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(values, value)
         return values
@@ -277,6 +285,37 @@ class _TorchPeers:
         values = [value]
         dist.broadcast_object_list(values, root)
         return values[0]
+
+
+def _all_gather_over_gloo(value: object) -> list[Any]:
+    """Return the values of all ranks, as ``dist.all_gather_object`` does."""
+    own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    num_ranks = dist.get_world_size()
+    sizes = list(torch.empty(num_ranks, dtype=torch.long).split(1))
+    _gather_and_let_go(sizes, torch.tensor([len(own)]))
+    longest = int(max(sizes))
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: len(own)] = own
+    rows = list(torch.empty(num_ranks, longest, dtype=torch.uint8).unbind())
+    _gather_and_let_go(rows, padded)
+    pairs = zip(rows, sizes, strict=True)
+    return [pickle.loads(row[: int(size)].numpy().tobytes()) for row, size in pairs]
+
+
+def _gather_and_let_go(outputs: list[torch.Tensor], own: torch.Tensor) -> None:
+    """Gather a tensor of each rank, and return when gloo's threads hold none of the tensors.
+
+    A thread lets go of a tensor only with Python's lock. At the end of a program, torch waits for
+    its threads while it has this lock, so a thread that is late would never end.
+    """
+    tensors = [*outputs, own]
+    before = [sys.getrefcount(each) for each in tensors]
+    dist.all_gather(outputs, own)
+    deadline = time.monotonic() + _LET_GO_SECONDS
+    while [sys.getrefcount(each) for each in tensors] != before:
+        if time.monotonic() > deadline:
+            return
+        time.sleep(_POLL_SECONDS)
 
 
 def _peers() -> Peers:
