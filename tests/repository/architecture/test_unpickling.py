@@ -31,6 +31,8 @@ KNOWN = {
     "popdist_py/poptorch/data/shared_file_pickle.py": ["pickle.loads(pickled, buffers=buffers)"],
     "popdist_py/poptorch/data/shared_slots.py": ["pickle.loads(description.original)"],
     "poprun_py/python_api/messages.py": ["pickle.loads(data)"],
+    # What the other ranks of torch's process group sent, as torch's all_gather_object unpickles it.
+    "popdist_py/torch_states/loop_checkpoints.py": ["pickle.loads(row[: int(size)].numpy()"],
     # What this very function has pickled.
     "poprun_py/python_api/functions/run_call.py": ["pickle.loads(stream, buffers=buffers)"],
 }
