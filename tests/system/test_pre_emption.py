@@ -22,6 +22,7 @@ import torch
 import popdist_py
 from popdist_py import poptorch
 from popdist_py.poptorch.checkpoint import TrainingCheckpoints
+from popdist_py.torch_states.memory_copies import wait_for_copies
 
 class Net(torch.nn.Module):
     def __init__(self):
@@ -48,7 +49,10 @@ for inputs, labels in checkpoints.batches():
     checkpoints.save(step)
     if step == 5 and sys.argv[2] != "/dev/null":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        open(sys.argv[2], "w").close()
+        # Instance 0 writes the state to memory, and may finish the step after instance 1.
+        if popdist_py.getInstanceIndex() == 0:
+            wait_for_copies()
+            open(sys.argv[2], "w").close()
         time.sleep(600)
 """
 
