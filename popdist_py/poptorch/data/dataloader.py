@@ -68,17 +68,17 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             batches.
         shuffle: Whether to read the data set in a new random order in each epoch. The order of an
             iterable data set cannot be random. All instances shuffle the data set in the same
-            order, which is computed from the seed ``options.randomSeed`` and the number of the
-            epoch. The seed ``options.randomSeed`` must be equal on all instances. If the options do
-            not contain a seed, the state of torch's random generator on instance 0 determines the
-            seed when the DataLoader is made. Without a seed in the options, all instances must make
-            the DataLoader, because they exchange the seed. DataLoaders of equal length with equal
-            seeds have the same order; so do DataLoaders that are made without a random number drawn
-            between them. A torch sampler without its own
-            generator also uses the seed that all instances share. Samplers that the program defines
-            must yield the same order on every instance. Without a seed in the options, a single
-            instance shuffles with the argument ``generator`` of torch's DataLoader if the program
-            gives one. Several instances never shuffle with ``generator``.
+            order, which is computed from a seed and the number of the epoch. The seed
+            ``options.randomSeed`` must be equal on all instances. If the options do not contain a
+            seed, the DataLoader draws one number from torch's random generator when it is made, and
+            the number from instance 0 becomes the seed on all instances. Without a seed in the
+            options, all instances must make the DataLoader, because they exchange the seed.
+            DataLoaders of equal length have the same order only if the options contain a seed. A
+            torch sampler without its own generator also uses the seed that all instances share.
+            Samplers that the program defines must yield the same order on every instance. Without a
+            seed in the options, a single instance shuffles with the argument ``generator`` of
+            torch's DataLoader if the program gives one. Several instances never shuffle with
+            ``generator``.
         num_workers: The number of worker processes that load batches. In the mode Sync, worker
             processes seed the random generators of torch, Python and NumPy before each batch, with
             a number that depends on the instance, the epoch and the batch. With a

@@ -33,9 +33,10 @@ def shared_seed(options: Options) -> int:
     """Return the seed in the options, or a seed that instance 0 draws for all instances.
 
     If the options do not contain a seed, all instances must call ``shared_seed`` equally often,
-    because each call exchanges a seed between them. The state of torch's random generator
-    determines the seed, and a call does not change the state. A program that calls
-    ``torch.manual_seed()`` therefore gets the same seed with any number of instances.
+    because each call exchanges a seed between them. Each call draws one number from torch's random
+    generator on every instance. Two calls therefore return different seeds, and generators with
+    equal states stay equal. A program that calls ``torch.manual_seed()`` gets the same seeds in
+    each run and with any number of instances.
 
     Raises:
         AssertionError: The options do not contain a seed, and the processes that the options
@@ -43,16 +44,15 @@ def shared_seed(options: Options) -> int:
     """
     if options.exists("random_seed"):
         return int(options.random_seed)
-    generator = torch.Generator()
-    generator.set_state(torch.get_rng_state())
-    own = int(torch.randint(2**31, (), generator=generator))
-    if options.Distributed.numProcesses == 1:
-        return own
-    assert _is_connected(options), (
+    is_alone = options.Distributed.numProcesses == 1
+    assert is_alone or _is_connected(options), (
         f"Options.Distributed has {options.Distributed.numProcesses} processes that nothing "
         "connects, so they cannot agree on a random order: set one seed on all of them with "
         "poptorch.Options.randomSeed(), or start them with poprun-py"
     )
+    own = int(torch.randint(2**31, ()))
+    if is_alone:
+        return own
     if not context.is_initialised():
         context.init()
     communicator = context.communicator()

@@ -38,14 +38,19 @@ def _found(mode):
     """Read shuffled data without a seed of its own; return what was read and said."""
     options = poptorch.DistributedOptions()
     mode = poptorch.DataLoaderMode[mode]
-    torch.manual_seed(3 + 4 * popdist_py.getInstanceIndex())
+    own_state = 3 + 4 * popdist_py.getInstanceIndex()
     shared_seed._announced.clear()
 
     def make(**arguments):
         return DataLoader(options, DATA, batch_size=2, mode=mode, **arguments)
 
     with Said() as messages:
+        torch.manual_seed(own_state)
         found = {"seed": shared_seed.shared_seed(options)}
+        torch.manual_seed(own_state)
+        loaders = [make(shuffle=True) for _ in range(3)]
+        found["several"] = [epochs_of(loader) for loader in loaders]
+        torch.manual_seed(own_state)
         loader = make(shuffle=True)
         saved = loader.state_dict()
         found["shuffled"] = epochs_of(loader)
@@ -57,7 +62,7 @@ def _found(mode):
     found |= {"later seed": shared_seed.shared_seed(options), "resumed": epochs_of(resumed)}
     # One instance that is alone in a call agrees with itself, and waits for nobody.
     found["alone"] = popdist_py.execute_on_instances({1}, shared_seed.shared_seed, options)
-    return found | {"said": messages}
+    return found | {"said": messages, "mode": mode}
 
 
 @pytest.fixture(scope="module", params=["Sync", pytest.param("Async", marks=pytest.mark.sweep)])
@@ -88,14 +93,25 @@ def test_the_seed_is_said_once_and_repeats_the_order(job):
 
 
 @pytest.mark.mpi
-def test_a_single_instance_with_the_random_state_of_instance_0_has_the_same_order(job):
+def test_a_single_instance_with_the_random_state_of_instance_0_has_the_same_orders(job):
     torch.manual_seed(3)
-    loader = DataLoader(Options(), DATA, 4, shuffle=True)
-    both = [
-        [x for i in range(0, 14, 2) for found in job for x in found["shuffled"][epoch][i : i + 2]]
-        for epoch in range(2)
-    ]
-    assert epochs_of(loader) == both
+    loaders = [DataLoader(Options(), DATA, 4, shuffle=True, mode=job[0]["mode"]) for _ in range(3)]
+    for number, loader in enumerate(loaders):
+        shares = [found["several"][number] for found in job]
+        both = [
+            [x for i in range(0, 14, 2) for share in shares for x in share[epoch][i : i + 2]]
+            for epoch in range(2)
+        ]
+        assert epochs_of(loader) == both
+
+
+@pytest.mark.mpi
+def test_instances_read_each_of_several_loaders_in_another_order(job):
+    for found in job:
+        first, *_ = found["several"]
+        assert first == found["shuffled"]
+        epochs = [tuple(epoch) for loader in found["several"] for epoch in loader]
+        assert len(set(epochs)) == 6
 
 
 @pytest.mark.mpi
@@ -140,23 +156,58 @@ def test_a_seed_holds_for_samplers_whatever_an_instance_draws_besides(seed):
         assert sorted(first + second) == list(range(30))
 
 
-def order_of(make, seed):
-    torch.manual_seed(seed)
-    return epochs_of(make())
+MODES = [poptorch.DataLoaderMode.Sync, poptorch.DataLoaderMode.Async]
+SINGLE = {
+    "shuffle": lambda mode: DataLoader(Options(), DATA, mode=mode, shuffle=True),
+    "sampler": lambda mode: DataLoader(
+        Options(), DATA, mode=mode, sampler=torch.utils.data.RandomSampler(DATA)
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: DataLoader(Options(), DATA, shuffle=True),
-        lambda: DataLoader(Options(), DATA, sampler=torch.utils.data.RandomSampler(DATA)),
-    ],
-    ids=["shuffle", "sampler"],
-)
-def test_the_random_state_decides_the_order_of_a_single_instance(make):
-    assert order_of(make, 1) == order_of(make, 1) != order_of(make, 2)
-    torch.manual_seed(1)
+@pytest.mark.parametrize("mode", MODES, ids=["Sync", "Async"])
+@pytest.mark.parametrize("what", SINGLE)
+def test_the_random_state_decides_the_orders_of_a_single_instance(what, mode):
+    def orders_from(seed):
+        torch.manual_seed(seed)
+        loaders = [SINGLE[what](mode) for _ in range(2)]
+        made_anew = [epochs_of(SINGLE[what](mode)) for _ in range(2)]
+        return [tuple(epoch) for loader in loaders for epoch in epochs_of(loader)] + [
+            tuple(epoch) for epochs in made_anew for epoch in epochs
+        ]
+
+    orders = orders_from(1)
+    assert orders == orders_from(1)
+    assert len({*orders, *orders_from(2)}) == 16, "each epoch of each loader has its own order"
+
+
+def test_a_loader_with_a_seed_or_without_shuffle_leaves_the_random_state_as_it_is():
+    seeded = Options().randomSeed(1)  # seeds torch, too
     state = torch.get_rng_state()
-    make()
+    DataLoader(seeded, DATA, shuffle=True)
+    DataLoader(Options(), DATA)
     assert torch.equal(torch.get_rng_state(), state), "weights made later stay the same"
-    assert epochs_of(make()) != epochs_of(make()), "a loader for each epoch has new orders"
+
+
+@pytest.mark.parametrize("resumes_in", [1, 2])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_resume_goes_on_with_the_order_of_an_interrupted_epoch(number, resumes_in):
+    torch.manual_seed(6)
+    loaders = [DataLoader(Options(), DATA, 4, shuffle=True) for _ in range(2)]
+    batches = iter(loaders[number])
+    for _ in range(3):
+        next(batches)
+    saved = loaders[number].state_dict()
+    expected = [int(x) for (batch,) in batches for x in batch]
+    torch.manual_seed(7)
+    shares = []
+    for process in range(resumes_in):
+        options = Options()
+        if resumes_in > 1:
+            # Another seed, which the state replaces, as the draw of another job does.
+            options.randomSeed(5).Distributed.configureProcessId(process, resumes_in)
+        resumed = DataLoader(options, DATA, 4 // resumes_in, shuffle=True)
+        resumed.load_state_dict(saved)
+        shares.append([[int(x) for x in batch] for (batch,) in resumed])
+    rest = [x for batches in zip(*shares, strict=True) for batch in batches for x in batch]
+    assert rest == expected
