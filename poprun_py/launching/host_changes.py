@@ -31,6 +31,11 @@ from poprun_py.terminal import Console
 # host may have been killed, although the host itself can be used.
 _ANSWER_SECONDS = 1.5
 _POLL_SECONDS = 0.1
+# A silent host counts as lost after these seconds if the job then restarts from a state in memory
+# and without the host. A late guess costs more than a restart, and a wrong guess costs one restart,
+# or two if the job takes the host in again. Without --wait-for-hosts, the host is lost for good, so
+# the time is longer.
+_LOST_FOR_NOW_SECONDS, _LOST_FOR_GOOD_SECONDS = 3.0, 5.0
 
 
 class JobHosts:
@@ -67,13 +72,13 @@ class JobHosts:
 
     def changeable(self, hosts: Hosts) -> Hosts:
         """Return the supervisor's description of hosts, with the changes that this job permits."""
-        config = self._first.config
-        may_lose = config.allow_fewer_hosts or config.wait_for_hosts is not None
+        config, lost_after = self._first.config, hosts.lost_after
+        if config.memory_checkpoints and self._wait_seconds:
+            lost_after = _LOST_FOR_NOW_SECONDS
+        elif config.memory_checkpoints and config.allow_fewer_hosts:
+            lost_after = _LOST_FOR_GOOD_SECONDS
         return replace(
-            hosts,
-            changes=self,
-            keeps_state=config.memory_checkpoints,
-            is_loss_cheap=config.memory_checkpoints and may_lose,
+            hosts, changes=self, keeps_state=config.memory_checkpoints, lost_after=lost_after
         )
 
     # --- between two attempts -----------------------------------------------------------------

@@ -33,12 +33,9 @@ from poprun_py.running.supervise.launcher_folder import SOCKET_NAME
 if TYPE_CHECKING:
     from popdist_py.peers.gate import Gate
 
-# The launcher checks at this interval, in seconds, whether the other hosts of the job are still
-# reachable.
-_CHECK_SECONDS = 1.0
-# A silent host counts as lost after these seconds if the job then restarts from a state in memory
-# and without the host. A wrong guess costs one restart, but a late one costs more than a restart.
-_CHEAP_LOSS_SECONDS = 5.0
+# The launcher checks at these intervals, in seconds, whether the other hosts of the job are still
+# reachable: usually, and if a silent host counts as lost early.
+_CHECK_SECONDS, _SHORT_CHECK_SECONDS = 1.0, 0.25
 
 
 @dataclass(slots=True)
@@ -149,8 +146,7 @@ class ControlChannel:
     Args:
         num_instances: The number of instances.
         events: The object that handles the events of the channel.
-        is_loss_cheap: Whether the loss of a host costs little, so that a host counts as lost after
-            a shorter silence.
+        lost_after: The seconds of silence after which another host counts as lost.
 
     Attributes:
         peers: The connected instances.
@@ -159,7 +155,11 @@ class ControlChannel:
     """
 
     def __init__(
-        self, num_instances: int, events: ChannelEvents, *, is_loss_cheap: bool = False
+        self,
+        num_instances: int,
+        events: ChannelEvents,
+        *,
+        lost_after: float = control_protocol.LOST_AFTER_SECONDS,
     ) -> None:
         self.peers: dict[int, Peer] = {}
         self.token = os.urandom(16).hex()
@@ -171,7 +171,8 @@ class ControlChannel:
         self._gate: Gate | None = None
         self._check_at = 0.0
         self._num_instances = num_instances
-        self._is_loss_cheap = is_loss_cheap
+        self._lost_after = lost_after
+        self._is_early = lost_after < control_protocol.LOST_AFTER_SECONDS
         self._events = events
         self._paused = False
 
@@ -244,7 +245,7 @@ class ControlChannel:
             self._serve_gate(self._gate, 0)
         if now < self._check_at:
             return
-        self._check_at = now + _CHECK_SECONDS
+        self._check_at = now + (_SHORT_CHECK_SECONDS if self._is_early else _CHECK_SECONDS)
         for connection in self._others:
             connection.drop_unread(now)
         self._others = {each for each in self._others if each.is_open}
@@ -257,8 +258,7 @@ class ControlChannel:
             return False
         from popdist_py.peers.silence import is_silent  # only jobs on several hosts need this
 
-        seconds = control_protocol.LOST_AFTER_SECONDS
-        return is_silent(channel, _CHEAP_LOSS_SECONDS if self._is_loss_cheap else seconds)
+        return is_silent(channel, self._lost_after)
 
     def pause(self, paused: bool) -> None:
         """Pause or resume the reading from wrappers; in a pause, instances cannot write output."""
@@ -320,7 +320,7 @@ class ControlChannel:
             self._events.accept_failed(error)
             return
         for member in admitted:
-            if self._is_loss_cheap:
+            if self._is_early:
                 control_protocol.keep_alive(member.connection, idle_seconds=1, interval_seconds=1)
             else:
                 control_protocol.keep_alive(member.connection)

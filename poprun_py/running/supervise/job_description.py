@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from popdist_py.environment import CALL, CALL_FILES, RUN_FILE_MIB, RUN_FILES, TIMELINE
+from poprun_py.instance.control_protocol import LOST_AFTER_SECONDS
 
 if TYPE_CHECKING:
     from poprun_py.running.watch.records import Recorder
@@ -154,7 +155,7 @@ class Hosts:
             the same hosts.
         keeps_state: Whether the programs keep their newest state in memory, so that an attempt may
             be ended at any time.
-        is_loss_cheap: Whether the job goes on from a state in memory if it loses a host.
+        lost_after: The seconds of silence after which another host counts as lost.
     """
 
     listen: str | None = None
@@ -166,7 +167,7 @@ class Hosts:
     explain_failed_start: Callable[[], str] | None = None
     changes: HostChanges | None = None
     keeps_state: bool = False
-    is_loss_cheap: bool = False
+    lost_after: float = LOST_AFTER_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -105,9 +105,8 @@ class RunningJob:
         self.folder = folder
         self._on_started = on_started
         self._end_replies: list[Callable[[str], None]] = []
-        is_loss_cheap = job.hosts.is_loss_cheap
         self.control = control = control or ControlChannel(
-            job.num_instances, self, is_loss_cheap=is_loss_cheap
+            job.num_instances, self, lost_after=job.hosts.lost_after
         )
         self._peers = control.peers
         self.shutdown = JobShutdown(job, control, output.log, output.say, self._on_shutdown)

@@ -23,6 +23,7 @@ from poprun_py.machines.host_list import Host
 from poprun_py.machines.remote_shell import Shell
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.instances_on_hosts import make_topology
+from poprun_py.running.supervise.job_description import Hosts
 from poprun_py.running.supervise.launch_result import InstanceResult, LaunchResult
 from poprun_py.terminal import Console
 
@@ -111,6 +112,20 @@ def job(monkeypatch):
         return made
 
     return make
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ({"memory_checkpoints": True, "allow_fewer_hosts": True, "wait_for_hosts": "forever"}, 3),
+        ({"memory_checkpoints": True, "wait_for_hosts": 60.0}, 3),
+        ({"memory_checkpoints": True, "allow_fewer_hosts": True}, 5),
+        ({"memory_checkpoints": True}, 15),
+        ({"allow_fewer_hosts": True, "wait_for_hosts": "forever"}, 15),
+    ],
+)
+def test_a_silent_host_is_lost_early_if_its_loss_costs_little(job, options, seconds):
+    assert job("localhost", **options).changeable(Hosts()).lost_after == seconds
 
 
 def end(job, *lost, has_model=True):
