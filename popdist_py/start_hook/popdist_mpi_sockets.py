@@ -69,11 +69,15 @@ class _Mover:
         """Set the flag in the shared memory before MPI starts, because the start may fail."""
         if not self._heartbeat:
             return
+        import signal
+
         try:
             with open(self._heartbeat, "r+b", buffering=0) as file:
                 file.seek(_STARTED_AT)
                 file.write(b"\1")
-        except OSError:
+            # The wrapper, whose process id is in the path, wakes up and tells the launcher.
+            os.kill(int(self._heartbeat.split("/")[2]), signal.SIGCHLD)
+        except (OSError, ValueError, IndexError):
             pass  # the program runs without a wrapper
 
     def _started(self, start: "Callable[..., object]", *args: object, **kwargs: object) -> object:

@@ -54,6 +54,8 @@ FILE = b"F"
 LEASED = b"L"
 # The number of the signal by which a process other than the launcher asked the wrapper to end.
 STOP_SIGNAL = b"T"
+# The program has started MPI itself, so that mpirun must not end before it. No payload.
+STARTED_MPI = b"m"
 # The wrapper killed processes that a successful program left running: [[pid, command], ...].
 LEFTOVERS = b"K"
 # The wrapper reports how the program ended, and its last steps. More output may follow.

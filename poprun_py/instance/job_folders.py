@@ -216,11 +216,12 @@ class CheckpointMemory:
             folder.leave(wait_seconds)
 
 
-def use_folders(address: str, memory_folder: str) -> list[JobFolder]:
+def use_folders(address: str, memory_folder: str, daemon: int) -> list[JobFolder]:
     """Lock and return the folders of a job on this host; a folder in /dev/shm comes last.
 
     The launcher at ``address`` has made the folders on its host. If the launcher may be on another
     host, ``memory_folder`` is the name of the job's folder in /dev/shm, else an empty text.
+    ``daemon`` is the process id of MPI's daemon.
     """
     folders: list[JobFolder | None] = []
     daemon_files = os.environ.get("PMIX_SERVER_TMPDIR", "")
@@ -238,7 +239,7 @@ def use_folders(address: str, memory_folder: str) -> list[JobFolder]:
         folders += [JobFolder.join(private), JobFolder.join(in_memory)]
     used = [folder for folder in folders if folder is not None]
     if used and not any(daemon_files.startswith(f"{folder.path}/") for folder in used):
-        used[-1].record_daemon(daemon_files, os.getppid())
+        used[-1].record_daemon(daemon_files, daemon)
     return used
 
 

@@ -134,12 +134,11 @@ def suspend_descendants(pid: int) -> list[int]:
     return stopped
 
 
-def end_mpi_daemon() -> None:
-    """Ask the Open MPI daemon that started this process to end, if the daemon has no other child.
+def end_mpi_daemon(daemon: int, child: int) -> None:
+    """Ask the Open MPI daemon ``daemon`` to end, if ``child`` is the daemon's only child process.
 
     A daemon that has lost its connection to mpirun would otherwise wait for 15 minutes.
     """
-    parent = os.getppid()
-    is_daemon = (process_info.read_file(parent, "comm") or b"").strip() in (b"prted", b"orted")
-    if is_daemon and process_info.children_by_parent().get(parent) == [os.getpid()]:
-        signal_process(parent, signal.SIGTERM)
+    is_daemon = (process_info.read_file(daemon, "comm") or b"").strip() in (b"prted", b"orted")
+    if is_daemon and process_info.children_by_parent().get(daemon) == [child]:
+        signal_process(daemon, signal.SIGTERM)

@@ -65,6 +65,12 @@ def main(argv: list[str]) -> int:
         exec_program(command, 2)
     token = os.environ.pop("POPRUN_TOKEN", "")
     channel = LauncherChannel(launcher_channel.connect(address, token))
+    daemon, starter = os.getppid(), os.getpid()
+    if os.environ.get("POPDIST_MEMORY_CHECKPOINTS") == "1":
+        # The import is not at the top, because it would delay the start of all other jobs.
+        from poprun_py.instance.starter import leave_mpirun
+
+        leave_mpirun(channel.close)
     memory_folder = ""
     if address.startswith("tcp:"):
         os.environ["POPDIST_SECRET"] = program_environment.programs_secret(token)
@@ -75,8 +81,8 @@ def main(argv: list[str]) -> int:
     _send_hello(channel, token)
     process_control.become_subreaper()
     # The job's folders are made now, because the wrapper has to wait for other instances anyway.
-    folders = job_folders.use_folders(address, memory_folder)
-    return Wrapper(channel, command, folders).run()
+    folders = job_folders.use_folders(address, memory_folder, daemon)
+    return Wrapper(channel, command, folders, daemon, starter).run()
 
 
 def _unescape(word: str) -> str:
@@ -114,10 +120,17 @@ class Wrapper:
         channel: The connection to the launcher.
         command: The words of the program's command.
         folders: The job's folders on this host.
+        daemon: The process id of mpirun or of MPI's daemon, which has started ``starter``.
+        starter: The process id of the starter; of this process in jobs without a starter.
     """
 
     def __init__(
-        self, channel: LauncherChannel, command: list[str], folders: "list[JobFolder]"
+        self,
+        channel: LauncherChannel,
+        command: list[str],
+        folders: "list[JobFolder]",
+        daemon: int,
+        starter: int,
     ) -> None:
         self._channel = channel
         self._command = command
@@ -126,7 +139,8 @@ class Wrapper:
         self._folders = folders
         self._lease: Lease | None = None  # the lease of CPUs for all instances on this host
         self._wake = -1  # the pipe with a byte for each signal; -1 before the first program starts
-        self._daemon: dict[str, Any] = {}
+        self._daemon, self._starter = daemon, starter
+        self._moved_sockets: dict[str, Any] = {}
         self._states: CheckpointMemory | None = None
         # The spare, which can fork the program of the next attempt.
         self._prepared: PreparedPython | None = None
@@ -143,11 +157,11 @@ class Wrapper:
         self._sent_files: SentFiles | None = None
         self._unsent_parts: Iterator[bytes] = iter(())
         self._spans = ""  # the prefix of the paths of the program's span files
-        self._is_started = self._is_end_reported = False
+        self._is_started = self._is_end_reported = self._has_told_of_mpi = False
 
     def run(self) -> int:
         """Run the program, in each attempt at the job; return the exit code for mpirun."""
-        self._daemon = self._move_daemon_sockets()
+        self._moved_sockets = self._move_daemon_sockets()
         while not self._is_started:
             for kind, payload in self._channel.wait_for_messages():
                 self._handle(kind, payload)
@@ -181,7 +195,7 @@ class Wrapper:
             return {}
         try:
             sockets = program_environment.import_lent_sockets()
-            return {"daemon_ports": sockets.move_of(os.getppid(), network)}
+            return {"daemon_ports": sockets.move_of(self._daemon, network)}
         except OSError as error:
             return {"daemon_problem": str(error.strerror)}
 
@@ -204,7 +218,7 @@ class Wrapper:
         # The import is not at the top, because few wrappers need it: one on each remote host.
         from poprun_py.machines.remote_leases import take_for_launcher
 
-        answer, self._lease = take_for_launcher(request, os.environ)
+        answer, self._lease = take_for_launcher(request, os.environ, self._daemon)
         self._channel.send_now(control_protocol.LEASED, answer)
 
     def _receive_file(self, part: bytes) -> None:
@@ -249,8 +263,8 @@ class Wrapper:
         self._is_started = True
         self._reports.program_started()
         found = binding.read_back(self._program.pid)
-        started = {"pid": self._program.pid, "found": found, **self._daemon}
-        self._daemon = {}
+        started = {"pid": self._program.pid, "found": found, **self._moved_sockets}
+        self._moved_sockets = {}
         self._channel.send(control_protocol.STARTED, started)
         self._collect_ended()
 
@@ -301,7 +315,7 @@ class Wrapper:
                 elif descriptor == self._channel.descriptor:
                     self._exchange(event)
         if not self._channel.is_connected:
-            process_control.end_mpi_daemon()
+            process_control.end_mpi_daemon(self._daemon, self._starter)
 
     def _do_due_work(self) -> bool:
         """Collect ended processes, do due kills and reports; return whether the wrapper may end."""
@@ -311,6 +325,9 @@ class Wrapper:
         program, memory = self._program, self._reports.memory
         if program.pid > 0 and memory.failed_process() == program.pid:
             program.limit_after_exception()
+        if not self._has_told_of_mpi and memory.has_started_mpi():
+            self._has_told_of_mpi = True
+            self._channel.send(control_protocol.STARTED_MPI, None)
         program.on_time(time.monotonic())
         self._reports.on_time(time.monotonic())
         if not self._is_end_reported and program.is_all_over():

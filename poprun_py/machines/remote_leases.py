@@ -62,7 +62,7 @@ def list_for_launcher(environ: Mapping[str, str]) -> list[list[str]]:
 
 
 def take_for_launcher(
-    request: Mapping[str, Any], environ: Mapping[str, str]
+    request: Mapping[str, Any], environ: Mapping[str, str], parent: int
 ) -> tuple[dict[str, Any], Lease]:
     """Lease CPUs of this host for all instances of a job on this host.
 
@@ -72,6 +72,7 @@ def take_for_launcher(
             whether the job's lease is shareable. ``within`` is the run name of the outer job;
             empty without an outer job.
         environ: The environment variables of this process.
+        parent: The process of this host from which all instances on this host descend.
 
     Returns:
         A pair: the answer to the launcher as JSON values, and the lease. If other jobs prevent the
@@ -87,17 +88,16 @@ def take_for_launcher(
     if path is None:
         return {}, Lease()
     try:
-        return _take(request, path)
+        return _take(request, path, parent)
     except OSError as error:
         return {"problem": problem_text(error, path)}, Lease()
 
 
-def _take(request: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], Lease]:
+def _take(request: Mapping[str, Any], path: Path, parent: int) -> tuple[dict[str, Any], Lease]:
     cpus = os.sched_getaffinity(0).intersection(request["cpus"])
     if not cpus:
         return {}, Lease()
-    # The lease names the parent process, from which all instances on this host descend.
-    job = job_of(os.getppid(), request["program"])._replace(run_id=request["run_id"])
+    job = job_of(parent, request["program"])._replace(run_id=request["run_id"])
     rule = SharingRule(*request["sharing"])
 
     def decide(table: LeaseTable) -> tuple[Lease | None, OtherJobs]:

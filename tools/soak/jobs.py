@@ -119,7 +119,11 @@ class Job:
     def find(self, kind: str, instance: int) -> int | None:
         """Return the process of a kind, that of an instance or its host where there are several."""
         found = {pid: _words(pid) for pid in family([self.process.pid, *self.place.roots()])}
+        # With checkpoints in memory, a wrapper's parents have the wrapper's command.
+        starters = {_parent(pid) for pid, words in found.items() if _is_of_wrapper(words)}
         for pid, words in found.items():
+            if kind == "wrapper" and pid in starters:
+                continue
             if self._kind(words, found.get(_parent(pid), [])) != kind:
                 continue
             if kind in ("launcher", "mpirun") or self._instance(kind, pid, words) == instance:
@@ -137,7 +141,7 @@ class Job:
             return "mpirun"
         if "poprun_py" in words and "-m" in words and name.startswith("python"):
             return "launcher"
-        if any(word.endswith("poprun_py/instance/start_wrapper.py") for word in words):
+        if _is_of_wrapper(words):
             return "wrapper" if name.startswith("python") else ""
         if not name.startswith("python") or self._program[0] not in words:
             return ""
@@ -171,6 +175,10 @@ class Job:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
+
+
+def _is_of_wrapper(words: list[str]) -> bool:
+    return any(word.endswith("poprun_py/instance/start_wrapper.py") for word in words)
 
 
 def _words(pid: int) -> list[str]:

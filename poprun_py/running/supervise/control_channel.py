@@ -54,6 +54,7 @@ class Peer:
         program_end: The wrapper's report of how the program ended; None before the report arrives.
         instance_end: The report that the wrapper sends after all processes of the program have
             ended and all output has arrived; None before the report arrives.
+        started_mpi: Whether the program has started MPI itself, and needs mpirun until its end.
         has_model: Whether the last report about the running program had a PopTorch model.
         tail: The last bytes of the instance's standard error.
     """
@@ -68,6 +69,7 @@ class Peer:
     started: dict[str, Any] = field(default_factory=dict)
     program_end: dict[str, Any] | None = None
     instance_end: dict[str, Any] | None = None
+    started_mpi: bool = False
     has_model: bool = False
     tail: bytearray = field(default_factory=bytearray)
 
@@ -276,6 +278,18 @@ class ControlChannel:
         for peer in self.peers.values():
             if peer.connection.is_open and peer.instance_end is None and not self._paused:
                 self._disconnect(peer)
+
+    @property
+    def is_any_open(self) -> bool:
+        """Whether any wrapper still has its connection, which a wrapper closes when it ends."""
+        return any(peer.connection.is_open for peer in self.peers.values())
+
+    def wait_for_ends(self, seconds: float) -> None:
+        """Wait until all wrappers have closed their connections, at most ``seconds``."""
+        deadline = time.monotonic() + seconds
+        while self.is_any_open and (left := deadline - time.monotonic()) > 0:
+            for key, events in self._selector.select(left):
+                key.data(key.fileobj, events)
 
     def close(self) -> None:
         """Close every connection."""

@@ -123,6 +123,7 @@ class JobProcesses:
             self._mpirun.begin_next(lambda _: None, lambda _: None)
             self.control.broadcast(control_protocol.BYE, is_restarted)
             self._mpirun.expect_end(MPIRUN_SECONDS, time.monotonic())
+            self.control.wait_for_ends(MPIRUN_SECONDS)
             self._mpirun.wait(MPIRUN_SECONDS)
         self.is_kept = False
         self.close()

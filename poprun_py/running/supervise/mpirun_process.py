@@ -90,6 +90,8 @@ class Mpirun:
     Attributes:
         ended_at: The time when mpirun ended; None before.
         is_expected_to_end: Whether all instances have ended, so that mpirun has nothing left to do.
+        end_by: The time by which mpirun and all wrappers have to end; infinity before
+            ``expect_end`` is called.
 
     Raises:
         StartError: The command of mpirun cannot be run.
@@ -109,6 +111,7 @@ class Mpirun:
         self._network = job.hosts.network
         self.ended_at: float | None = None
         self.is_expected_to_end = False
+        self.end_by = math.inf
         self._on_signal = on_signal
         self._blocked = tuple(number for number in _BLOCKED_SIGNALS if number != self._end_signal)
         self._check_signals_at, self._pending_signal = 0.0, 0
@@ -199,7 +202,8 @@ class Mpirun:
         """Note that all instances have ended; kill mpirun if it still runs after ``seconds``."""
         self.is_expected_to_end = True
         self._continue()
-        self._kill_at = min(self._kill_at, now + seconds)
+        self.end_by = now + seconds
+        self._kill_at = min(self._kill_at, self.end_by)
 
     def all_connected(self) -> None:
         """Check mpirun's ports a last time; mpirun opens no ports once all wrappers connected."""

@@ -317,6 +317,7 @@ class RunningJob:
             control_protocol.LEFTOVERS: lambda peer, killed: output.say(
                 leftovers_sentence(peer.index, killed)
             ),
+            control_protocol.STARTED_MPI: lambda peer, _: setattr(peer, "started_mpi", True),
             control_protocol.PROGRAM_ENDED: self._on_program_end,
             control_protocol.INSTANCE_ENDED: self._on_instance_end,
             control_protocol.KEYS_READ: keyboard_handler(control_protocol.KEYS_READ),

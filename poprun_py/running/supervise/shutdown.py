@@ -214,7 +214,8 @@ class JobShutdown:
             now = time.monotonic()
             self.asked_at = now
             self._stop_programs(self._grace_seconds)
-            self._drop_at = math.inf if self._is_local else now + self._report_seconds
+            may_wait = self._is_local and not self._job.hosts.keeps_state
+            self._drop_at = math.inf if may_wait else now + self._report_seconds
             self._begun(now)
 
     def end_with_stacks(self, hung: tuple[int, ...], stacks: tuple[StackGroup, ...]) -> None:
@@ -309,7 +310,7 @@ class JobShutdown:
         if now >= self._drop_at:
             self._drop_at = now + self._report_seconds
             # The launcher cannot kill a stopped wrapper on another host. mpirun kills such a
-            # wrapper when mpirun itself ends.
+            # wrapper when mpirun itself ends. A wrapper that has left mpirun ends when continued.
             self._control.drop_unfinished()
 
     def _on_end_signal(self, cause: Cause, reason: str, number: int) -> None:

@@ -149,7 +149,8 @@ def _run(
     while not _is_over(parts, processes, restart_after):
         for key, events in selector.select(_wait_seconds(parts)):
             key.data(key.fileobj, events)
-        if mpirun.has_just_ended():
+        has_just_ended = mpirun.has_just_ended()
+        if _needs_mpirun(parts) and (has_just_ended or _lacks_mpirun(parts)):
             parts.shutdown.on_end_of_mpirun(
                 f"mpirun ended with {describe(mpirun.code)}", is_early=parts.is_any_running
             )
@@ -184,6 +185,22 @@ def _environment(parts: RunningJob) -> dict[str, str]:
     return environ
 
 
+def _needs_mpirun(parts: RunningJob) -> bool:
+    """Tell whether the job ends with mpirun.
+
+    With checkpoints in memory, the wrappers leave mpirun when they connect. Programs that start MPI
+    need mpirun even then.
+    """
+    has_left = parts.job.hosts.keeps_state and parts.control.is_complete
+    return not has_left or any(peer.started_mpi for peer in parts.control.peers.values())
+
+
+def _lacks_mpirun(parts: RunningJob) -> bool:
+    """Tell whether programs run that nobody has asked to end, although mpirun has ended."""
+    has_ended = parts.mpirun.ended_at is not None
+    return has_ended and parts.is_any_running and parts.shutdown.asked_at is None
+
+
 def _wait_seconds(parts: RunningJob) -> float:
     is_ending = parts.shutdown.asked_at is not None or parts.mpirun.is_expected_to_end
     longest = _ENDING_WAIT_SECONDS if is_ending else _WAIT_SECONDS
@@ -210,10 +227,18 @@ def _is_over(
             mpirun.expect_end(
                 MPIRUN_SECONDS_AFTER_LOSS if is_host_lost else MPIRUN_SECONDS, time.monotonic()
             )
-        return mpirun.ended_at is not None
+        return mpirun.ended_at is not None and not _awaits_wrappers(parts)
+    if not _needs_mpirun(parts):
+        return False
     return mpirun.ended_at is not None and (
         not is_any_running or time.monotonic() > mpirun.ended_at + _REPORT_SECONDS
     )
+
+
+def _awaits_wrappers(parts: RunningJob) -> bool:
+    """Tell whether wrappers that have left mpirun still have time to release their folders."""
+    has_time = parts.job.hosts.keeps_state and time.monotonic() < parts.mpirun.end_by
+    return has_time and parts.control.is_any_open
 
 
 def _restart_after(parts: RunningJob, restart_after: Callable[[LaunchResult], Restart]) -> Restart:
@@ -225,13 +250,11 @@ def _restart_after(parts: RunningJob, restart_after: Callable[[LaunchResult], Re
 
 
 def _may_keep_wrappers(parts: RunningJob) -> bool:
-    """Tell whether all wrappers can run another program, and mpirun serves them."""
+    """Tell whether all wrappers can run another program."""
     peers = parts.control.peers.values()
     # MPI cannot start twice under the same wrapper: the second MPI_Init would wait for ever.
-    return parts.mpirun.ended_at is None and all(
-        peer.connection.is_open and not (peer.instance_end or {}).get("started_mpi")
-        for peer in peers
-    )
+    has_started_mpi = any((peer.instance_end or {}).get("started_mpi") for peer in peers)
+    return not has_started_mpi and all(peer.connection.is_open for peer in peers)
 
 
 def _drain_output(parts: RunningJob, selector: selectors.BaseSelector, signals: SignalPipe) -> None:

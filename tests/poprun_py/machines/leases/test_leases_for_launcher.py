@@ -32,7 +32,7 @@ def taken(environ):
     def take_cpu(cpus=(CPU,), run_id="mine", *, sharing=NOT_AT_ALL, within="", environ=environ):
         request = {"cpus": list(cpus), "numa_nodes": [0], "program": "p.py", "run_id": run_id,
                    "sharing": sharing, "is_shareable": False, "within": within}  # fmt: skip
-        answer, lease = take_for_launcher(json.loads(json.dumps(request)), environ)
+        answer, lease = take_for_launcher(json.loads(json.dumps(request)), environ, os.getppid())
         leases.append(lease)
         return json.loads(json.dumps(answer)), lease
 
