@@ -52,6 +52,8 @@ CLOCK = b"C"
 FILE = b"F"
 # The wrapper answers LEASE with an empty object, the jobs that hold the CPUs, or a problem.
 LEASED = b"L"
+# The wrapper answers PREPARE: whether a spare can fork the program.
+PREPARED = b"p"
 # The number of the signal by which a process other than the launcher asked the wrapper to end.
 STOP_SIGNAL = b"T"
 # The program has started MPI itself, so that mpirun must not end before it. No payload.
@@ -77,6 +79,9 @@ INPUT_FILE = b"J"
 GO = b"G"
 # Before GO, LEASE asks a wrapper to lease CPUs of its host for all instances on that host.
 LEASE = b"L"
+# Before GO, PREPARE asks a wrapper for a spare, which forks the program after GO. The payload is
+# that of GO. Any later message ends a preparation that is not complete.
+PREPARE = b"E"
 # Keyboard input for the program, as raw bytes. An empty payload of KEYS ends the program's input.
 KEYS = b"k"
 # WINDOW_SIZE sets the size of the program's terminal: [rows, columns].

@@ -5,6 +5,9 @@ installed packages that its script imports first (diagnostics_hook/poprun_prepar
 spare is forked twice, so that the wrapper adopts the spare as its child. For each restart, the
 spare forks the new program in the same way. In the new program, the hook returns, and Python runs
 the script as in any other start.
+
+A wrapper that has run no program can make a spare ahead. A process with the program's command then
+imports the packages, forks the spare, and ends before it runs the script.
 """
 
 import os
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 # The variable with the wrapper's process id, and with two descriptors: of the socket for requests,
-# and of the file for the output of imports.
+# and of the file for the output of imports. A fourth number asks for a spare without a program.
 _REQUESTS = "POPRUN_PREPARED"
 # The variables, besides the library's, that may differ between two attempts. The spare does not
 # import the library, so variables of the library do not matter before the fork.
@@ -38,7 +41,12 @@ def may_prepare(command: "list[str]", environ: "Mapping[str, str]") -> bool:
         environ.get(f"TORCHELASTIC_{name}", "") for name in ("RESTART_COUNT", "MAX_RESTARTS")
     )
     has_restarts = restarts.isdecimal() and most.isdecimal() and int(restarts) < int(most)
-    return has_restarts and program_environment.is_python(command) and not _skips_hook(command)
+    return has_restarts and runs_hook(command)
+
+
+def runs_hook(command: "list[str]") -> bool:
+    """Return whether a command starts Python with the hook that forks spares, as far as known."""
+    return program_environment.is_python(command) and not _skips_hook(command)
 
 
 def _skips_hook(command: "list[str]") -> bool:
@@ -52,9 +60,13 @@ def _skips_hook(command: "list[str]") -> bool:
 
 
 class PreparedPython:
-    """The spare of a program, and the connection of this process to the spare."""
+    """The spare of a program, and the connection of this process to the spare.
 
-    def __init__(self) -> None:
+    ``is_ahead`` tells whether the process that forks the spare ends before it runs the script.
+    """
+
+    def __init__(self, is_ahead: bool = False) -> None:
+        self._is_ahead = is_ahead
         self._environ = dict(os.environ)
         self._connection, self._requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.setblocking(False)
@@ -63,11 +75,12 @@ class PreparedPython:
         self._is_refused = False
 
     def offer(self, wrapper: int) -> None:
-        """In the child that becomes the program, let the program fork the spare."""
+        """In the child that executes the program's command, let that process fork the spare."""
         descriptors = self._requests.fileno(), self._imports_output
         for each in descriptors:
             os.set_inheritable(each, True)
-        os.environ[_REQUESTS] = f"{wrapper}:{descriptors[0]}:{descriptors[1]}"
+        numbers = (wrapper, *descriptors, *((1,) if self._is_ahead else ()))
+        os.environ[_REQUESTS] = ":".join(map(str, numbers))
 
     def close_requests(self) -> None:
         """In the wrapper, close the spare's end of the connection."""

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import select
 import sys
 import time
 from io import FileIO
@@ -99,7 +100,9 @@ class ProgramProcess:
                 from poprun_py.instance.prepared_python import PreparedPython
 
                 self.prepared = PreparedPython()
-            self._fork_and_exec(out_write, err_write, report_write, handled_signals, forks_spare)
+            self._fork_and_exec(
+                self.command, out_write, err_write, report_write, handled_signals, forks_spare
+            )
             if forks_spare and self.prepared is not None:
                 self.prepared.close_requests()
         for descriptor in (out_write, err_write, report_write):
@@ -111,27 +114,56 @@ class ProgramProcess:
         self.output.add(FileIO(out_read), control_protocol.STDOUT)
         self.output.add(FileIO(err_read), control_protocol.STDERR)
 
+    def make_spare(self, messages: int) -> bool:
+        """Make a spare before the first program starts; return whether it exists.
+
+        A message of the launcher, which arrives at the descriptor ``messages``, ends the attempt.
+        """
+        # The import is not at the top, because it would delay the start of all other jobs.
+        from poprun_py.instance.prepared_python import PreparedPython, runs_hook
+
+        if not runs_hook(self.command):
+            return False
+        null = os.open(os.devnull, os.O_RDWR)
+        # Without the hook, the second command would run the program.
+        for command in ([self.command[0], "-c", ""], self.command):
+            spare = self.prepared = PreparedPython(is_ahead=True)
+            self._fork_and_exec(command, null, null, null, (), True)
+            spare.close_requests()
+            if self.pid and not _ends_before(self.pid, messages):
+                process_control.signal_group(self.pid, signal.SIGKILL)
+            if self.pid:
+                os.waitpid(self.pid, 0)
+            self.pid = 0
+            has_spare, has_hook = spare.pid > 0, spare.is_impossible
+            spare.program_ended()
+            if not has_hook:
+                break
+        os.close(null)
+        return has_spare
+
     def _fork_and_exec(
         self,
+        command: list[str],
         out: int,
         err: int,
         report: int,
         handled_signals: "Collection[int]",
         forks_spare: bool,
     ) -> None:
-        """Fork a child that executes the program's command."""
+        """Fork a child that executes a command."""
         parent = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:  # fork fails if, for example, the system has too many processes
-            os.write(report, f"{self.command[0]}: {error.strerror}".encode(errors="replace"))
+            os.write(report, f"{command[0]}: {error.strerror}".encode(errors="replace"))
             return
         if pid == 0:
             try:
                 self._become_child(parent, out, err, handled_signals)
                 if forks_spare and self.prepared is not None:
                     self.prepared.offer(parent)
-                exec_program(self.command, report)
+                exec_program(command, report)
             finally:
                 os._exit(_NOT_EXECUTABLE)
         self.pid = pid
@@ -290,6 +322,17 @@ class ProgramProcess:
         if new:
             commands = [[pid, process_info.command_line(pid)] for pid in new]
             self._channel.send(control_protocol.LEFTOVERS, commands)
+
+
+def _ends_before(pid: int, messages: int) -> bool:
+    """Wait until a child ends or a message arrives; return whether the child has ended."""
+    process = os.pidfd_open(pid)
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    poll.register(messages, select.POLLIN)
+    ready = dict(poll.poll())
+    os.close(process)
+    return process in ready
 
 
 def _take_launchers_stdin() -> None:

@@ -209,6 +209,8 @@ class Wrapper:
             self._start(loads(payload))
         elif kind == control_protocol.LEASE:
             self._take_lease(loads(payload))
+        elif kind == control_protocol.PREPARE:
+            self._make_spare(loads(payload))
         elif kind == control_protocol.INPUT_FILE:
             self._receive_file(payload)
         elif kind in (control_protocol.STOP, control_protocol.BYE):
@@ -236,17 +238,14 @@ class Wrapper:
         """Start the program with the settings of the GO message."""
         if "keyboard" in start:
             self._prepare_keyboard(start["keyboard"])
-        program_environment.set_variables(start["variables"])
-        program_environment.set_job_folders(self._folders)
+        self._set_environment(start)
         path = os.environ.get("POPDIST_CHECKPOINT_MEMORY")
         if path and self._states is None:
             self._states = job_folders.CheckpointMemory(path)
             self._states.hold()
-        program_environment.complete()
         self._program.grace_seconds = start.get("grace_seconds", 0.0)
         if "open_files" in start:
             process_control.set_open_files(tuple(start["open_files"]))
-        self._reports.prepare(start)
         if "files" in start:
             from poprun_py.instance.transferred_files import SentFiles
 
@@ -267,6 +266,20 @@ class Wrapper:
         self._moved_sockets = {}
         self._channel.send(control_protocol.STARTED, started)
         self._collect_ended()
+
+    def _set_environment(self, start: "dict[str, Any]") -> None:
+        program_environment.set_variables(start["variables"])
+        program_environment.set_job_folders(self._folders)
+        program_environment.complete()
+        self._reports.prepare(start)
+
+    def _make_spare(self, start: "dict[str, Any]") -> None:
+        """Make a spare for the first program, which the message GO will start."""
+        self._set_environment(start)
+        has_spare = self._program.make_spare(self._channel.descriptor)
+        self._prepared = self._program.prepared
+        self._begin_next()
+        self._channel.send_now(control_protocol.PREPARED, has_spare)
 
     def _may_fork_spare(self) -> bool:
         """Return whether the program is to fork a spare, if it does not come from a spare."""

@@ -38,13 +38,20 @@ _WITH_TORCH = ("torch._dynamo",)
 
 
 def fork_spare(
-    wrapper: int, descriptor: int, imports_output: int, hide_hook: Callable[[], None]
+    wrapper: int,
+    descriptor: int,
+    imports_output: int,
+    is_ahead: bool,
+    hide_hook: Callable[[], None],
 ) -> None:
-    """Import the packages of the script and fork the spare; return in each program."""
+    """Import the packages of the script and fork the spare; return in each program.
+
+    If ``is_ahead`` is true, this process is not a program, and ends instead.
+    """
     for each in (descriptor, imports_output):
         os.set_inheritable(each, False)
     requests = socket.socket(fileno=descriptor)
-    usual = _UsualStart(requests, imports_output)
+    usual = _UsualStart(requests, imports_output, is_ahead)
     is_spare = False
     try:
         usual.hide_library()
@@ -61,6 +68,8 @@ def fork_spare(
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException:
         usual.begin()  # an import fails in the script again, where the script may handle it
+    if is_ahead and not is_spare:
+        os._exit(0)
     changes = usual.changes_of_imports()
     usual.restore()
     if is_spare:
@@ -77,8 +86,9 @@ class _UsualStart:
     ends during an import, the wrapper shows the output.
     """
 
-    def __init__(self, requests: socket.socket, imports_output: int) -> None:
+    def __init__(self, requests: socket.socket, imports_output: int, is_ahead: bool) -> None:
         self._requests = requests
+        self._is_ahead = is_ahead
         self._environ = dict(os.environ)
         self._environ_of_imports = self._environ
         self._output = os.dup(1), os.dup(2)
@@ -117,9 +127,11 @@ class _UsualStart:
         os.environ.update(self._environ)
 
     def begin(self) -> NoReturn:
-        """Execute the program's command again, without a spare."""
+        """Execute the program's command again, without a spare; end if there is no program."""
         with contextlib.suppress(OSError):
             self._requests.send(b"0")
+        if self._is_ahead:
+            os._exit(0)
         self.restore()
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores the signal
         os.execve(sys.executable or sys.orig_argv[0], sys.orig_argv, self._environ)

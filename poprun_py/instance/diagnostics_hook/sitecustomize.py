@@ -175,11 +175,14 @@ def _hide_from_variables() -> None:
         os.environ.pop("PYTHONPATH", None)
 
 
-def _fork_spare(wrapper: int, requests: int, imports_output: int) -> None:
-    """Fork a spare; return in the program and in each program of the spare, with all hooks."""
+def _fork_spare(wrapper: int, requests: int, imports_output: int, is_ahead: int = 0) -> None:
+    """Fork a spare; return in the program and in each program of the spare, with all hooks.
+
+    If ``is_ahead`` is not 0, this process is not a program, and ends when it has forked the spare.
+    """
     import poprun_prepared_start  # type: ignore[import-not-found]
 
-    poprun_prepared_start.fork_spare(wrapper, requests, imports_output, _hide_hook)
+    poprun_prepared_start.fork_spare(wrapper, requests, imports_output, bool(is_ahead), _hide_hook)
     _answer_wrapper()
     _hide_from_variables()
     if _START_HOOK in os.environ.get("PYTHONPATH", "").split(os.pathsep):
@@ -254,6 +257,9 @@ if _spare and _may_fork_spare(_spare[0]):
     _fork_spare(*_spare)
 else:
     if _spare and os.getppid() == _spare[0]:
+        if len(_spare) > 3:  # this process is to fork a spare, but not to run the script
+            os.write(_spare[1], b"0")
+            os._exit(0)
         os.close(_spare[1])
         os.close(_spare[2])
     _answer_wrapper()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,6 +116,65 @@ def test_a_wrapper_that_waits_for_other_instances_sleeps(tmp_path, grace_seconds
         before = wake_ups(wrapper.pid)
         time.sleep(0.5)
         assert wake_ups(wrapper.pid) - before <= 1  # the first goes to sleep
+
+
+# --- a spare before the first program -----------------------------------------------------------
+
+TELLS_FORK = """\
+import sys
+is_forked = "fractions" in sys.modules
+import fractions
+if __name__ == "__main__":
+    print(is_forked, flush=True)
+"""
+
+
+def starts_after_preparing(folder, *command, waits=True):
+    """Return whether a wrapper has made a spare, and the output of the program that follows."""
+    with wrapped(folder, *command) as (channel, _):
+        channel.sendall(message(control_protocol.PREPARE, GO))
+        prepared, output, is_started = None, b"", not waits
+        if is_started:
+            time.sleep(0.2)  # the spare imports torch
+            channel.sendall(message(control_protocol.GO, GO))
+        for kind, payload in until_end(channel):
+            if kind == control_protocol.PREPARED:
+                prepared = json.loads(payload)
+                if not is_started:
+                    channel.sendall(message(control_protocol.GO, GO))
+            elif kind == control_protocol.STDOUT:
+                output += payload
+        return prepared, output
+
+
+def test_a_wrapper_forks_its_first_program_from_a_spare(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(TELLS_FORK)
+    assert starts_after_preparing(tmp_path, sys.executable, str(program)) == (True, b"True\n")
+
+
+@pytest.mark.parametrize("text", ["print('ran')", "import no_such_module\nprint('ran')"])
+def test_a_program_that_cannot_have_a_spare_runs_only_after_its_start(tmp_path, text):
+    program = tmp_path / "program.py"
+    program.write_text(text)
+    prepared, output = starts_after_preparing(tmp_path, sys.executable, str(program))
+    assert (prepared, output) == (False, b"" if "no_such" in text else b"ran\n")
+
+
+def test_a_python_without_the_hook_does_not_run_the_program_too_early(tmp_path):
+    python, program = tmp_path / "python", tmp_path / "program.py"
+    python.write_text(f'#!/bin/sh\nexec env -u PYTHONPATH {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    program.write_text(f"open({str(tmp_path / 'runs')!r}, 'a').write('run ')")
+    assert starts_after_preparing(tmp_path, str(python), str(program)) == (False, b"")
+    assert (tmp_path / "runs").read_text() == "run "
+
+
+def test_the_start_of_the_program_does_not_wait_for_the_spare(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(f"import torch\n{TELLS_FORK}")
+    command = (sys.executable, str(program))
+    assert starts_after_preparing(tmp_path, *command, waits=False) == (False, b"False\n")
 
 
 def wake_ups(pid):
