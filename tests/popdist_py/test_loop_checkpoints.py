@@ -192,9 +192,9 @@ def test_the_module_has_no_other_late_names():
 
 @pytest.mark.mpi
 @pytest.mark.timeout(200)
-def test_a_killed_rank_of_ddp_goes_on_to_the_bit(poprun, tmp_path):
+def test_a_killed_rank_of_ddp_goes_on_to_the_bit(poprun, warm, tmp_path):
     words = ("--num-instances", "2", "--num-replicas", "2", "--memory-checkpoints")
-    whole = poprun(*words, PROGRAM, tmp_path / "a", timeout=80)
+    whole = poprun(*words, *warm, PROGRAM, tmp_path / "a", timeout=80)
     assert whole.returncode == 0, whole.stderr
     env = {"DIE_ONCE_AT": "1:7"}
     killed = poprun(*words, "--max-restarts", "1", PROGRAM, tmp_path / "b", env=env, timeout=80)

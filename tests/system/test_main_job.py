@@ -150,7 +150,7 @@ def test_jobs_side_by_side_use_different_ports(poprun):
     assert ports[0] != ports[1]
 
 
-def test_ddp_over_gloo_runs_unchanged(poprun, script):
+def test_ddp_over_gloo_runs_unchanged(poprun, script, warm):
     program = script(
         "import os, torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
@@ -159,7 +159,7 @@ def test_ddp_over_gloo_runs_unchanged(poprun, script):
         "print('gradient', model.module.weight.grad.item(), 'local', os.environ['LOCAL_RANK'])\n"
         "dist.destroy_process_group()\n"
     )
-    done = poprun(*TWO, program)
+    done = poprun(*TWO, *warm, program)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [
         "[1,0]<stdout>:gradient 1.5 local 0",
