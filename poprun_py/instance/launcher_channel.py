@@ -5,7 +5,7 @@ import select
 import sys
 import time
 
-from poprun_py.instance import control_protocol
+from poprun_py.instance import control_protocol, program_environment
 from poprun_py.instance.quick_imports import dumps, socket
 
 TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
@@ -97,6 +97,18 @@ def free_port() -> int:
     return port
 
 
+def ports() -> dict[str, int]:
+    """Return the ports that instance 0 offers to the programs of all instances.
+
+    In a job with several hosts, ``meeting_port`` is for programs that connect without MPI.
+    """
+    if program_environment.rank() != 0:
+        return {}
+    has_hosts = os.environ.get("POPRUN_CONTROL", "").startswith("tcp:")
+    names = ("port", "meeting_port") if has_hosts else ("port",)
+    return {name: free_port() for name in names}
+
+
 class LauncherChannel:
     """The wrapper's side of the control connection to the launcher."""
 
@@ -108,6 +120,18 @@ class LauncherChannel:
         is_local = connection.family == socket.AF_UNIX
         # Whether the launcher is on another host.
         self.is_remote = not is_local and connection.getsockname()[0] != connection.getpeername()[0]
+
+    def send_hello(self, token: str, rank: int, *, again: bool = False) -> None:
+        """Send the first message; ``again`` tells that this process replaces a killed wrapper."""
+        hello = {
+            "token": token,
+            "rank": rank,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "time_ns": time.time_ns(),
+            "again": again,
+        }
+        self.send_now(control_protocol.HELLO, hello | ports())
 
     def send(self, kind: bytes, value: "Any") -> None:
         """Queue a message to the launcher with a JSON payload."""

@@ -74,6 +74,41 @@ class PreparedPython:
         self._pid = -1  # -1 before the program has told the process id, 0 without a spare
         self._is_refused = False
 
+    @classmethod
+    def adopt(cls, pid: int, environ: dict[str, str], descriptor: int) -> "PreparedPython":
+        """Return the spare of a killed wrapper, which this process has adopted.
+
+        ``descriptor`` is the killed wrapper's end of the connection.
+        """
+        adopted = cls()
+        adopted.close_requests()
+        adopted.program_ended()
+        adopted._connection.close()
+        adopted._connection = socket.socket(fileno=descriptor)
+        adopted._connection.setblocking(False)
+        try:
+            while adopted._connection.recv(32):
+                pass  # the killed wrapper has not read these answers
+        except OSError:
+            pass
+        adopted._environ, adopted._pid = environ, pid
+        return adopted
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment of the first program."""
+        return self._environ
+
+    @property
+    def descriptor(self) -> int:
+        """The descriptor of the connection to the spare."""
+        return self._connection.fileno()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the program may still tell the process id of the spare."""
+        return self._pid < 0
+
     def offer(self, wrapper: int) -> None:
         """In the child that executes the program's command, let that process fork the spare."""
         descriptors = self._requests.fileno(), self._imports_output
@@ -150,9 +185,9 @@ class PreparedPython:
         """End the spare; a second call has no effect."""
         pid = self.pid
         self._connection.close()
+        self._pid = 0
         if pid:
             process_control.signal_process(pid, signal.SIGKILL)
-            self._pid = 0
             try:  # noqa: SIM105 (importing contextlib would take longer than this module)
                 os.waitpid(pid, 0)
             except ChildProcessError:

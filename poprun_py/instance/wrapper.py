@@ -24,7 +24,7 @@ from poprun_py.instance import (
 from poprun_py.instance.launcher_channel import LauncherChannel
 from poprun_py.instance.program_process import ProgramProcess, exec_program
 from poprun_py.instance.program_reports import ProgramReports
-from poprun_py.instance.quick_imports import loads, signal, socket
+from poprun_py.instance.quick_imports import loads, signal
 
 TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from poprun_py.instance.job_folders import CheckpointMemory, JobFolder
     from poprun_py.instance.prepared_python import PreparedPython
+    from poprun_py.instance.starter import Keepers
     from poprun_py.instance.transferred_files import SentFiles
     from poprun_py.machines.leases import Lease
 
@@ -66,11 +67,12 @@ def main(argv: list[str]) -> int:
     token = os.environ.pop("POPRUN_TOKEN", "")
     channel = LauncherChannel(launcher_channel.connect(address, token))
     daemon, starter = os.getppid(), os.getpid()
+    keepers = None
     if os.environ.get("POPDIST_MEMORY_CHECKPOINTS") == "1":
         # The import is not at the top, because it would delay the start of all other jobs.
         from poprun_py.instance.starter import leave_mpirun
 
-        leave_mpirun(channel.close)
+        channel, keepers = leave_mpirun(channel, address, token)
     memory_folder = ""
     if address.startswith("tcp:"):
         os.environ["POPDIST_SECRET"] = program_environment.programs_secret(token)
@@ -78,39 +80,19 @@ def main(argv: list[str]) -> int:
         # The job's token is not sent over the network, because launcher and wrapper have already
         # proved that they know it.
         token = ""
-    _send_hello(channel, token)
+    if keepers is None or not keepers.has_taken_over:
+        channel.send_hello(token, program_environment.rank())
+    else:
+        channel.send_hello(token, keepers.rank, again=True)
     process_control.become_subreaper()
     # The job's folders are made now, because the wrapper has to wait for other instances anyway.
     folders = job_folders.use_folders(address, memory_folder, daemon)
-    return Wrapper(channel, command, folders, daemon, starter).run()
+    return Wrapper(channel, command, folders, daemon, starter, keepers).run()
 
 
 def _unescape(word: str) -> str:
     """Undo the launcher's escaping of ``word`` for mpirun, which turned ``:`` into ``%:``."""
     return word[1:] if word.endswith(":") and word != ":" and not word[:-1].strip("%") else word
-
-
-def _send_hello(channel: LauncherChannel, token: str) -> None:
-    hello = {
-        "token": token,
-        "rank": program_environment.rank(),
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "time_ns": time.time_ns(),
-    }
-    channel.send_now(control_protocol.HELLO, hello | _ports())
-
-
-def _ports() -> dict[str, int]:
-    """Return the ports that instance 0 offers to the programs of all instances.
-
-    In a job with several hosts, ``meeting_port`` is for programs that connect without MPI.
-    """
-    if program_environment.rank() != 0:
-        return {}
-    has_hosts = os.environ.get("POPRUN_CONTROL", "").startswith("tcp:")
-    names = ("port", "meeting_port") if has_hosts else ("port",)
-    return {name: launcher_channel.free_port() for name in names}
 
 
 class Wrapper:
@@ -122,6 +104,7 @@ class Wrapper:
         folders: The job's folders on this host.
         daemon: The process id of mpirun or of MPI's daemon, which has started ``starter``.
         starter: The process id of the starter; of this process in jobs without a starter.
+        keepers: The keepers, which take over if the wrapper is killed; None without keepers.
     """
 
     def __init__(
@@ -131,6 +114,7 @@ class Wrapper:
         folders: "list[JobFolder]",
         daemon: int,
         starter: int,
+        keepers: "Keepers | None",
     ) -> None:
         self._channel = channel
         self._command = command
@@ -141,9 +125,12 @@ class Wrapper:
         self._wake = -1  # the pipe with a byte for each signal; -1 before the first program starts
         self._daemon, self._starter = daemon, starter
         self._moved_sockets: dict[str, Any] = {}
+        self._keepers = keepers
         self._states: CheckpointMemory | None = None
+        if keepers is not None and keepers.states_path:
+            self._hold_states(keepers.states_path)
         # The spare, which can fork the program of the next attempt.
-        self._prepared: PreparedPython | None = None
+        self._prepared: PreparedPython | None = None if keepers is None else keepers.spare
         self._is_restarted = False  # whether the launcher restarts the job after this attempt
         # The time from which the wrapper may end: 0 after the message BYE or the launcher's end.
         self._leave_at = float("inf")
@@ -161,16 +148,16 @@ class Wrapper:
 
     def run(self) -> int:
         """Run the program, in each attempt at the job; return the exit code for mpirun."""
-        self._moved_sockets = self._move_daemon_sockets()
-        while not self._is_started:
-            for kind, payload in self._channel.wait_for_messages():
-                self._handle(kind, payload)
-        # On the launcher's host, the launcher itself removes the folders of jobs that were killed.
-        if self._channel.is_remote and program_environment.is_first_on_host():
-            job_folders.remove_abandoned(job_folders.folder_locations())
         try:
+            self._moved_sockets = self._move_daemon_sockets()
+            while not self._is_started:
+                for kind, payload in self._channel.wait_for_messages():
+                    self._handle(kind, payload)
+            # On its own host, the launcher removes the folders of jobs that were killed.
+            if self._channel.is_remote and program_environment.is_first_on_host():
+                job_folders.remove_abandoned(job_folders.folder_locations())
             self._loop()
-        finally:  # the message STOP before the next program starts raises SystemExit
+        finally:  # the messages STOP and BYE before a program starts raise SystemExit
             self._release()
         if self._channel.is_connected:
             # mpirun must not see a failure, because the launcher itself ends a failed job.
@@ -214,6 +201,7 @@ class Wrapper:
         elif kind == control_protocol.INPUT_FILE:
             self._receive_file(payload)
         elif kind in (control_protocol.STOP, control_protocol.BYE):
+            self._is_restarted = kind == control_protocol.BYE and payload == b"true"
             sys.exit(1)
 
     def _take_lease(self, request: "dict[str, Any]") -> None:
@@ -241,8 +229,7 @@ class Wrapper:
         self._set_environment(start)
         path = os.environ.get("POPDIST_CHECKPOINT_MEMORY")
         if path and self._states is None:
-            self._states = job_folders.CheckpointMemory(path)
-            self._states.hold()
+            self._hold_states(path)
         self._program.grace_seconds = start.get("grace_seconds", 0.0)
         if "open_files" in start:
             process_control.set_open_files(tuple(start["open_files"]))
@@ -280,6 +267,10 @@ class Wrapper:
         self._prepared = self._program.prepared
         self._begin_next()
         self._channel.send_now(control_protocol.PREPARED, has_spare)
+
+    def _hold_states(self, path: str) -> None:
+        self._states = job_folders.CheckpointMemory(path)
+        self._states.hold()
 
     def _may_fork_spare(self) -> bool:
         """Return whether the program is to fork a spare, if it does not come from a spare."""
@@ -335,6 +326,9 @@ class Wrapper:
         if not self._is_started:
             return not self._channel.is_connected
         self._collect_ended()
+        if self._keepers is not None:
+            states_path = "" if self._states is None else self._states.path
+            self._keepers.tell(program_environment.rank(), states_path, self._prepared)
         program, memory = self._program, self._reports.memory
         if program.pid > 0 and memory.failed_process() == program.pid:
             program.limit_after_exception()
@@ -368,6 +362,8 @@ class Wrapper:
         self._channel.register(poll)
         if self._program.input is not None and self._program.input.requests >= 0:
             poll.register(self._program.input.requests, select.POLLIN)
+        if self._keepers and self._prepared and self._prepared.is_awaited:
+            poll.register(self._prepared.descriptor, select.POLLIN)
         if not self._channel.is_full:
             for descriptor in self._program.output.sources:
                 poll.register(descriptor, select.POLLIN)
@@ -458,7 +454,9 @@ class Wrapper:
             part = next(self._unsent_parts, None)
             if part is None:
                 # The next attempt has another port, because the old one may be in use by then.
-                self._channel.send(control_protocol.INSTANCE_ENDED, self._reports.end | _ports())
+                self._channel.send(
+                    control_protocol.INSTANCE_ENDED, self._reports.end | launcher_channel.ports()
+                )
                 self._limit_stay()
                 return True
             self._channel.send_bytes(control_protocol.FILE, part)
@@ -489,4 +487,6 @@ class Wrapper:
             folder.leave(wait_seconds)
         if self._states is not None:
             self._states.release(is_kept=self._is_restarted, wait_seconds=wait_seconds)
+        if self._keepers is not None:
+            self._keepers.end()
         self._channel.close()

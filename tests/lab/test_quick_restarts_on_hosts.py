@@ -9,9 +9,10 @@ from support.processes import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(200)]
 
-# Instance 1 of the first attempt is killed; the second attempt ends when "go" is there.
+# Instance 1 of the first attempt or its wrapper is killed. The second attempt ends when "go" is
+# there.
 PROGRAM = """
-import os, signal, time
+import os, signal, sys, time
 from pathlib import Path
 from popdist_py import heartbeat
 attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
@@ -27,7 +28,7 @@ while len(list(folder.glob(f"{attempt}-*"))) < 2:
     time.sleep(0.01)
 if attempt == "0":
     if rank == "1":
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getppid() if sys.argv[1] == "wrapper" else os.getpid(), signal.SIGKILL)
     time.sleep(60)
 while not (folder / "go").exists():
     time.sleep(0.01)
@@ -35,17 +36,21 @@ while not (folder / "go").exists():
 
 
 @pytest.mark.parametrize("how", ["end", "launcher killed"])
-def test_wrappers_of_other_hosts_run_the_next_attempt_and_remove_the_states(lab, tmp_path, how):
+@pytest.mark.parametrize("killed", ["program", "wrapper"])
+def test_wrappers_of_other_hosts_run_the_next_attempt_and_remove_the_states(
+    lab, tmp_path, how, killed
+):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     job = lab[0].start(
         *(sys.executable, "-m", "poprun_py", "--host", lab.names(), "--num-instances", "2"),
-        *("--output", "plain", "--memory-checkpoints", "--max-restarts", "1", program),
+        *("--output", "plain", "--memory-checkpoints", "--max-restarts", "1", program, killed),
     )
     lines = [job.stdout.readline().split(maxsplit=3) for _ in range(4)]
     assert all(len(line) == 4 for line in lines), job.communicate()
     first, second = sorted(lines[:2]), sorted(lines[2:])
-    assert [line[1] for line in first] == [line[1] for line in second]
+    same = [before[1] == after[1] for before, after in zip(first, second, strict=True)]
+    assert same == [True, killed == "program"]  # the keeper of a killed wrapper replaces it
     assert [line[3] for line in second] == ["['0']\n"] * 2
     folder = second[0][2]
     assert all(has(host, folder) for host in lab.hosts)

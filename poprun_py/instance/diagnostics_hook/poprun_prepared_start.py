@@ -188,18 +188,22 @@ def _wait_for_start(wrapper: int, requests: socket.socket) -> None:
 
 
 def _await_adoption(wrapper: int) -> None:
-    """Wait until the wrapper is the parent of this process, which then ends with the wrapper."""
+    """Wait until the wrapper is the parent of this process."""
     end = time.monotonic() + _ADOPTION_SECONDS
     while os.getppid() != wrapper:
         if time.monotonic() > end:
             os._exit(1)
         time.sleep(_PAUSE_SECONDS)
+    os.setpgid(0, 0)
+
+
+def _end_with(wrapper: int) -> None:
+    """Let this process end when the wrapper ends, which is its parent."""
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     if os.getppid() != wrapper:
         os._exit(1)
-    os.setpgid(0, 0)
 
 
 def _forks_to_program() -> bool:
@@ -218,6 +222,7 @@ def _become_program(requests: socket.socket, request: bytes, descriptors: list[i
     wrapper, environ = json.loads(request)
     out, err, go = descriptors
     _await_adoption(wrapper)
+    _end_with(wrapper)
     os.environ.clear()
     os.environ.update(environ)
     requests.send(b"%d" % os.getpid())

@@ -19,7 +19,7 @@ import time
 # The module hmac offers this function, too, but loads OpenSSL, which takes 3 ms of every launch.
 from _operator import _compare_digest as compare_digest
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -55,6 +55,8 @@ class Peer:
         instance_end: The report that the wrapper sends after all processes of the program have
             ended and all output has arrived; None before the report arrives.
         started_mpi: Whether the program has started MPI itself, and needs mpirun until its end.
+        lost_at: The time when the wrapper closed its connection without a host that was silent; 0
+            before.
         has_model: Whether the last report about the running program had a PopTorch model.
         tail: The last bytes of the instance's standard error.
     """
@@ -70,6 +72,7 @@ class Peer:
     program_end: dict[str, Any] | None = None
     instance_end: dict[str, Any] | None = None
     started_mpi: bool = False
+    lost_at: float = 0.0
     has_model: bool = False
     tail: bytearray = field(default_factory=bytearray)
 
@@ -85,6 +88,7 @@ class Hello:
         port: A free port on the wrapper's host for the programs; 0 if the frame has no port.
         meeting_port: Another free port; 0 if the frame has none.
         time_ns: The time on the clock of the wrapper's host; 0 if the frame has no time.
+        again: Whether the wrapper replaces a wrapper of the same instance that was killed.
     """
 
     rank: int
@@ -94,6 +98,7 @@ class Hello:
     port: int = 0
     meeting_port: int = 0
     time_ns: int = 0
+    again: bool = False
 
 
 def parse_hello(kind: bytes, payload: bytes) -> Hello:
@@ -107,7 +112,7 @@ def parse_hello(kind: bytes, payload: bytes) -> Hello:
     except RecursionError:
         raise ValueError("the JSON value nests too deeply") from None
     numbers = ("rank", "pid", "port", "meeting_port", "time_ns")
-    types = {"host": str, "token": str, **dict.fromkeys(numbers, int)}
+    types = {"host": str, "token": str, "again": bool, **dict.fromkeys(numbers, int)}
     if (
         kind != control_protocol.HELLO
         or not isinstance(value, dict)
@@ -149,6 +154,7 @@ class ControlChannel:
         num_instances: The number of instances.
         events: The object that handles the events of the channel.
         lost_after: The seconds of silence after which another host counts as lost.
+        stays_open: Whether wrappers may connect later than the first attempt's.
 
     Attributes:
         peers: The connected instances.
@@ -162,6 +168,7 @@ class ControlChannel:
         events: ChannelEvents,
         *,
         lost_after: float = control_protocol.LOST_AFTER_SECONDS,
+        stays_open: bool = False,
     ) -> None:
         self.peers: dict[int, Peer] = {}
         self.token = os.urandom(16).hex()
@@ -175,8 +182,10 @@ class ControlChannel:
         self._num_instances = num_instances
         self._lost_after = lost_after
         self._is_early = lost_after < control_protocol.LOST_AFTER_SECONDS
+        self._stays_open = stays_open
         self._events = events
         self._paused = False
+        self._farewell = b""
 
     def begin_next(self, events: ChannelEvents) -> None:
         """Ask every wrapper for another program, whose events ``events`` handles from now on."""
@@ -236,6 +245,8 @@ class ControlChannel:
         frame = control_protocol.pack(kind, json.dumps(value).encode())
         for peer in self.peers.values():
             peer.connection.send(frame)
+        if kind == control_protocol.BYE:
+            self._farewell = frame  # for wrappers that replace killed ones from now on
 
     def next_deadline(self) -> float:
         """Return the time of the next check of all connections."""
@@ -368,9 +379,12 @@ class ControlChannel:
         if peer is None:
             return
         self._others.remove(connection)
+        if peer.index in self.peers:
+            self._replace(self.peers[peer.index], peer)
+            return
         self.peers[peer.index] = peer
         self._watch(peer)
-        if self.is_complete:
+        if self.is_complete and not self._stays_open:
             self._close_gate()
         self._events.connected(peer)
 
@@ -396,7 +410,7 @@ class ControlChannel:
         if (
             (is_local and not compare_digest(hello.token.encode(), self.token.encode()))
             or not 0 <= hello.rank < self._num_instances
-            or hello.rank in self.peers
+            or (hello.rank in self.peers and not hello.again)
         ):
             raise ValueError("not one of this job's instances")
         return Peer(
@@ -408,6 +422,18 @@ class ControlChannel:
             meeting_port=hello.meeting_port,
             clock_offset_ns=time.time_ns() - hello.time_ns if not is_local and hello.time_ns else 0,
         )
+
+    def _replace(self, killed: Peer, wrapper: Peer) -> None:
+        """Let a wrapper replace a killed one, whose program has ended with it."""
+        if killed.connection.is_open:
+            self._disconnect(killed)
+        ports = {"port": wrapper.port, "meeting_port": wrapper.meeting_port}
+        end = {**(killed.instance_end or {}), **ports, "lost": False}
+        new = replace(killed, connection=wrapper.connection, pid=wrapper.pid, instance_end=end)
+        self.peers[new.index] = new
+        self._watch(new)
+        if self._farewell:
+            new.connection.send(self._farewell)
 
     def _watch(self, peer: Peer) -> None:
         peer.connection.watch(partial(self._exchange, peer), is_read=not self._paused)
@@ -425,6 +451,7 @@ class ControlChannel:
         for kind, value in values:
             self._events.received(peer, kind, value)
         if frames is None:
+            peer.lost_at = time.monotonic()
             self._disconnect(peer)
 
     def _disconnect(self, peer: Peer) -> None:

@@ -106,7 +106,10 @@ class RunningJob:
         self._on_started = on_started
         self._end_replies: list[Callable[[str], None]] = []
         self.control = control = control or ControlChannel(
-            job.num_instances, self, lost_after=job.hosts.lost_after
+            job.num_instances,
+            self,
+            lost_after=job.hosts.lost_after,
+            stays_open=job.hosts.keeps_state,
         )
         self._peers = control.peers
         self.shutdown = JobShutdown(job, control, output.log, output.say, self._on_shutdown)

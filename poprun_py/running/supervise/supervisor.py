@@ -31,6 +31,8 @@ from poprun_py.running.supervise.signal_pipe import SignalPipe
 
 # The seconds that instances have to report their ends after mpirun has ended.
 _REPORT_SECONDS = 10.0
+# The seconds that a keeper has to replace a wrapper that was killed.
+_KEEPER_SECONDS = 0.5
 # The longest wait for an event while a job is ending, and while it is running.
 _ENDING_WAIT_SECONDS, _WAIT_SECONDS = 0.2, 1.0
 
@@ -218,6 +220,8 @@ def _is_over(
     if control.is_complete and not is_any_running:
         if not mpirun.is_expected_to_end:
             restart = _restart_after(parts, restart_after)
+            if restart is Restart.SAME_WRAPPERS and _awaits_keepers(parts):
+                return False
             if restart is Restart.SAME_WRAPPERS and _may_keep_wrappers(parts):
                 processes.is_kept = True
                 return True
@@ -247,6 +251,13 @@ def _restart_after(parts: RunningJob, restart_after: Callable[[LaunchResult], Re
         return restart_after(outcome.launch_result(_ending(parts)))
     except StartError:
         return Restart.NONE
+
+
+def _awaits_keepers(parts: RunningJob) -> bool:
+    """Tell whether the keeper of a killed wrapper still has time to replace the wrapper."""
+    since = time.monotonic() - _KEEPER_SECONDS
+    peers = parts.control.peers.values()
+    return any(peer.lost_at > since and not peer.connection.is_open for peer in peers)
 
 
 def _may_keep_wrappers(parts: RunningJob) -> bool:
