@@ -129,10 +129,10 @@ def run(poprun, tmp_path):
 @pytest.mark.parametrize(
     "words",
     [
-        ["program.py", "a", "-b"],
+        pytest.param(["program.py", "a", "-b"], marks=pytest.mark.sweep),
         ["-u", "-X", "dev", "-W", "ignore", "../of the program/program.py"],
         ["-m", "package.module", "a b"],
-        ["-P", "-B", "./program.py"],
+        pytest.param(["-P", "-B", "./program.py"], marks=pytest.mark.sweep),
     ],
     ids=lambda words: words[0],
 )
@@ -161,9 +161,9 @@ def test_the_program_sees_what_it_sees_in_a_usual_start(run, words):
 @pytest.mark.parametrize(
     ("end", "code", "text"),
     [
-        ("sys.exit(7)", 7, ""),
+        pytest.param("sys.exit(7)", 7, "", marks=pytest.mark.sweep),
         ("os._exit(8)", 8, ""),
-        ("sys.exit('a reason')", 1, "a reason"),
+        pytest.param("sys.exit('a reason')", 1, "a reason", marks=pytest.mark.sweep),
         ("os.kill(os.getpid(), signal.SIGTERM)", 128 + 15, "SIGTERM"),
         ("raise ValueError('a reason')", 1, "ValueError: a reason\n"),
         ("import atexit; atexit.register(print, 'at exit')", 0, "at exit"),
@@ -190,7 +190,7 @@ def test_a_forked_program_ends_as_any_program_ends(run, end, code, text):
         # A file beside the script hides a module of Python, which the prepared process has.
         (["program.py"], {"numbers.py": Path(numbers.__file__).read_text()}),
         # Python prints a line for each import.
-        (["-X", "importtime", "program.py"], {}),
+        pytest.param(["-X", "importtime", "program.py"], {}, marks=pytest.mark.sweep),
         # The script or a module beside it sets a variable before it imports the package.
         (["changed.py"], {"changed.py": f"import os\nos.environ['A'] = 'b'\n{PROGRAM}"}),
         (["-I", "../of the program/isolated.py"], {}),
@@ -214,7 +214,7 @@ def test_other_programs_start_in_the_usual_way(run, words, files):
         ("print('a text', flush=True)", 0, ["a text"]),
         ("raise ImportError('a reason')", 1, ['program.py", line', "ImportError: a reason"]),
         ("import os; os.write(2, b'a reason'); os.abort()", 128 + 6, ["a reason"]),
-        ("import sys; sys.exit('a reason')", 1, ["a reason"]),
+        pytest.param("import sys; sys.exit('a reason')", 1, ["a reason"], marks=pytest.mark.sweep),
         ("import os; os.environ['POPDIST_A'] = 'b'", 0, []),
         ("import threading, time; threading.Thread(target=time.sleep, args=[1]).start()", 0, []),
     ],

@@ -188,6 +188,7 @@ def test_time_and_memory_recompute_the_same_operations(graph, data, settings):
 
 
 # Only few graphs and settings together show a wrong rule.
+@pytest.mark.sweep
 @hypothesis.settings(max_examples=600)
 @given(
     graph=graphs(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from itertools import product
 from typing import get_args
 
 import pytest
@@ -132,8 +133,16 @@ def run_of(strategy, *, is_training, layers=64, ipus=64, **settings) -> Run:
     return Run(graph, placement, Settings(**options), MK2)
 
 
-@pytest.mark.parametrize("is_training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+FEW_RUNS = {("grouped", True), ("interleaved", False), ("serial phased", True)}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "is_training"),
+    [
+        pytest.param(*each, marks=() if each in FEW_RUNS else pytest.mark.sweep)
+        for each in product(STRATEGIES, (False, True))
+    ],
+)
 def test_a_billion_micro_batches_cost_no_more_than_a_few(strategy, is_training):
     overlaps_io = not is_training
     run = run_of(
@@ -162,6 +171,7 @@ def test_a_billion_micro_batches_cost_no_more_than_a_few(strategy, is_training):
     assert most < 200e6
 
 
+@pytest.mark.sweep
 def test_many_operations_on_many_ipus_take_few_seconds():
     run = run_of("grouped", is_training=True, layers=5000, replicas=2)
     assert len(run.graph.operations) > 9000

@@ -148,18 +148,19 @@ def test_an_ended_spare_leaves_no_zombie():
     spare.program_ended()
 
 
-def test_programs_of_two_restarts_draw_other_numbers():
-    code = (
+def test_programs_of_two_restarts_draw_other_numbers(warm, script):
+    program = script(
         f"import os, sys; sys.path.insert(0, {str(HOOK)!r}); import poprun_prepared_start as p\n"
         "import random, numpy, torch\n"
         "for _ in range(2):\n"
         "    if os.fork() == 0:\n"
         "        p._seed_again()\n"
         "        print(random.random(), numpy.random.rand(), torch.rand(()).item())\n"
-        "        sys.exit()\n"
+        "        sys.stdout.flush()\n"
+        "        os._exit(0)\n"
         "    os.wait()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([*warm, program], capture_output=True, text=True, check=True)
     assert len(set(done.stdout.split())) == 6
 
 

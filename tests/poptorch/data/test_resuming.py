@@ -87,8 +87,9 @@ WAYS = {
     [
         ("sync", (0, 3, 5, 8)),
         ("workers", (3,)),
-        ("async", (0, 5, 8)),
+        ("async", (5,)),
         ("async workers", (3,)),
+        pytest.param("async", (0, 8), marks=pytest.mark.sweep),
         pytest.param("workers", (0, 5, 8), marks=pytest.mark.sweep),
         pytest.param("async workers", (0, 5, 8), marks=pytest.mark.sweep),
         pytest.param("workers of one epoch", (0, 3, 5, 8), marks=pytest.mark.sweep),
@@ -106,7 +107,12 @@ def test_rebatched_items_go_on():
 
 
 @pytest.mark.parametrize(
-    ("way", "cuts"), [("sync", (3, 8)), ("async", (3, 8)), ("async workers of one epoch", (3,))]
+    ("way", "cuts"),
+    [
+        ("sync", (3, 8)),
+        ("async", (3, 8)),
+        pytest.param("async workers of one epoch", (3,), marks=pytest.mark.sweep),
+    ],
 )
 def test_random_numbers_of_the_data_set_go_on(way, cuts):
     assert_resumes(

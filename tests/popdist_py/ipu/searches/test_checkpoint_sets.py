@@ -59,6 +59,7 @@ def test_no_set_of_checkpoints_is_better_than_the_curve(graph, data, tiles):
         assert point.samples_per_second == throughput(point.run)
 
 
+@pytest.mark.sweep
 def test_sets_are_better_than_regular_distances():
     graph = resnet([1, 2, 2, 1], 224, 32, "float16")
     settings = Settings(accumulation=6, optimizer=MOMENTUM, partials="float16")
@@ -88,6 +89,7 @@ def test_sets_are_better_than_regular_distances():
     assert chosen.cycles == min(point.run.cycles for point in curve if point.verdict == "fits")
 
 
+@pytest.mark.sweep
 def test_curve_of_a_pipeline_falls():
     (published,) = [each for each in PUBLISHED if each.name == "ViT-base, batch 8, two IPUs"]
     curve = recomputation_curve(published.run)

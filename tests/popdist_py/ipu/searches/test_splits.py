@@ -120,6 +120,9 @@ SPLIT = [each for each in PUBLISHED if each.cut]
 QUICK = [each for each in SPLIT if re.search(r"U-Net|SQuAD|B0|ViT|small.*two|batch 32", each.name)]
 
 
+QUICKEST = "two IPUs"
+
+
 def check(published):
     run = published.run
     found = best_splits(alone(run), run.placement.num_ipus)
@@ -133,7 +136,13 @@ def check(published):
         assert divided.fits
 
 
-@pytest.mark.parametrize("published", QUICK, ids=lambda published: published.name)
+@pytest.mark.parametrize(
+    "published",
+    [
+        pytest.param(each, id=each.name, marks=() if QUICKEST in each.name else pytest.mark.sweep)
+        for each in QUICK
+    ],
+)
 def test_splits_are_at_least_as_good_as_those_that_were_published(published):
     check(published)
 
@@ -144,6 +153,7 @@ def test_splits_are_at_least_as_good_as_all_that_were_published(published):
     check(published)
 
 
+@pytest.mark.sweep
 def test_the_splits_of_a_large_transformer_are_found_in_time():
     (published,) = [e for e in PUBLISHED if e.name == "BERT-large, 128 tokens, batch 8, eight IPUs"]
     begin = time.process_time()

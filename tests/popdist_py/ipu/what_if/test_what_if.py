@@ -115,7 +115,10 @@ def test_time_of_a_change_is_that_of_the_changed_run(why):
     assert found.time == f"{found.slower:.1%} slower"
 
 
-@pytest.mark.parametrize("tiles", [1400, 1000, 900, 800, 700])
+@pytest.mark.parametrize(
+    "tiles",
+    [1400, *(pytest.param(tiles, marks=pytest.mark.sweep) for tiles in (1000, 900, 800)), 700],
+)
 def test_changes_that_make_it_fit_together(tiles):
     """Each of the changes is needed to make the model fit."""
     run = replace(LADDER, ipu=replace(MK2, tiles=tiles))
@@ -160,6 +163,7 @@ def test_more_ipus_are_named_with_their_first_operations(why):
     assert re.fullmatch(f"4 IPUs: {places}", enough.more_ipus)
 
 
+@pytest.mark.sweep
 def test_advice_of_a_large_transformer_takes_two_seconds():
     (published,) = [e for e in PUBLISHED if e.name.endswith("states in float on the chip")]
     begin = time.process_time()
@@ -174,6 +178,7 @@ def deep(layers, width):
     return Run(graph, placement, Settings(accumulation=64, optimizer=ADAM), MK2)
 
 
+@pytest.mark.sweep
 def test_advice_of_a_model_with_thousands_of_operations_takes_seconds():
     begin = time.process_time()
     found = explain(deep(1000, 1024))
