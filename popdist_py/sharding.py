@@ -47,12 +47,9 @@ class GlobalShare:
 
     def ranges(self) -> Iterator[range]:
         """Yield the positions that this instance reads, as ranges of consecutive positions."""
-        if self.num_processes == 1:
-            yield range(self.whole)
-        else:
-            stride = self.rows * self.num_processes
-            for start in range(self.process * self.rows, self.whole, stride):
-                yield range(start, start + self.rows)
+        stride = self.rows * self.num_processes
+        for start in range(self.process * self.rows, self.whole, stride):
+            yield range(start, start + self.rows)
         yield self.tail
 
 

@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset
 
 from popdist_py.errors import counted
 from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
-from popdist_py.poptorch.data.epoch_batches import EpochBatches, epoch_batches
+from popdist_py.poptorch.data.epoch_batches import EpochBatches
 from popdist_py.poptorch.data.epoch_random_state import Draws, own_random
 from popdist_py.poptorch.data.loader_arguments import (
     check_batch_sampler,
@@ -227,7 +227,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         super().__init__(dataset, **torch_arguments)
         if mode == DataLoaderMode.Sync and not isinstance(dataset, IterableDataset):
             has_own = batch_sampler is None and kwargs.get("sampler") is None
-            self._batches = epoch_batches(self, super()._index_sampler, has_own_order=has_own)
+            self._batches = EpochBatches(self, super()._index_sampler, has_own_order=has_own)
         self._dataset_epochs = dataset_epochs(dataset)
 
         self._why_empty = self._say_no_batch(batch_size, partitioned=partitioned)
@@ -296,9 +296,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             Draws.of(self).end_workers()
         if resume is not None:
             return self._go_on(resume)
-        self._place = Place(self._next_epoch, Draws.of(self).state(with_random=True))
-        self._begin_batches(self._place)
-        return CountedBatches(super().__iter__(), self._place)
+        return self._batches_from(Place(self._next_epoch, Draws.of(self).state(with_random=True)))
 
     @property
     def _next_epoch(self) -> int:
@@ -311,31 +309,27 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             # The state was saved between two epochs, so the new epoch uses the present state of the
             # program's random generators.
             draws.load(start)
-            start = draws.state(with_random=True)
-            place = Place(state["epoch"], start)
-            self._begin_batches(place)
-            batches = super().__iter__()
-        else:
-            place = Place(state["epoch"], start, state["position"])
-            # Loading the skipped batches draws random numbers, but must not change the state of the
-            # program's random generators.
-            with own_random():
-                draws.load(start)
-                self._begin_batches(place)
-                batches = super().__iter__()
-                if self._batches is None or not self._batches.can_skip:
-                    for _ in range(place.position):
-                        next(batches, None)
-        self._place = place
-        return CountedBatches(batches, self._place)
+            return self._batches_from(Place(state["epoch"], draws.state(with_random=True)))
+        # Loading the skipped batches draws random numbers, but must not change the state of the
+        # program's random generators.
+        with own_random():
+            draws.load(start)
+            return self._batches_from(Place(state["epoch"], start, state["position"]))
 
-    def _begin_batches(self, place: Place) -> None:
-        """Prepare the indices of the remaining batches of an epoch for the next ``iter()``."""
+    def _batches_from(self, place: Place) -> Iterator[Any]:
+        """Return the remaining batches of an epoch, which the random generators are ready for."""
+        can_skip = False
         if self._batches is not None:
+            can_skip = self._batches.can_skip
             torch_state: torch.Tensor = place.start["random"][0]
-            numbers = (place.epoch, self._options.Distributed.processId)
-            first = place.position if self._batches.can_skip else 0
-            self._batches.begin(bytes(torch_state.numpy()) + b"%d %d" % numbers, first)
+            key = b"%d %d" % (place.epoch, self._options.Distributed.processId)
+            first = place.position if can_skip else 0
+            self._batches.begin(bytes(torch_state.numpy()) + key, first)
+        batches = super().__iter__()
+        for _ in range(0 if can_skip else place.position):
+            next(batches, None)
+        self._place = place
+        return CountedBatches(batches, place)
 
     @property
     def _index_sampler(self) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -20,29 +20,39 @@ import torch
 
 from popdist_py.poptorch.data.samplers import GroupedBatchSampler
 
-__all__ = ["EpochBatches", "epoch_batches"]
+__all__ = ["EpochBatches"]
 
 
 class EpochBatches:
     """The index sampler of a torch DataLoader, which can begin an epoch at a later batch.
 
     Args:
-        batches: A sampler that yields the indices of each batch as a list, or single indices.
-        has_seeds: Whether worker processes seed their random generators before each batch.
-        can_skip: Whether the random numbers for a batch do not depend on the batches before.
+        loader: The DataLoader of a map-style data set, whose arguments are complete.
+        batches: The index sampler that torch's DataLoader would use. The sampler yields the indices
+            of each batch as a list, or single indices.
+        has_own_order: Whether the program gives neither a sampler nor a batch sampler.
 
     Attributes:
-        can_skip: The argument ``can_skip``.
+        can_skip: Whether the random numbers for a batch do not depend on the batches before.
     """
 
-    def __init__(self, batches: Iterable[Any], *, has_seeds: bool, can_skip: bool) -> None:
+    def __init__(
+        self, loader: torch.utils.data.DataLoader[Any], batches: Any, *, has_own_order: bool
+    ) -> None:
         self._batches = batches
-        self._has_seeds = has_seeds
-        self.can_skip = can_skip
+        self._has_workers = loader.num_workers > 0
+        if self._has_workers:
+            # The function ``worker_init_fn`` of a program may seed the generators itself.
+            is_known = isinstance(batches, (torch.utils.data.BatchSampler, GroupedBatchSampler))
+            self.can_skip = is_known and loader.worker_init_fn is None
+        else:
+            # Without workers, a sampler or generator of the program may also give random numbers to
+            # the data set.
+            self.can_skip = has_own_order and loader.generator is None
         self._key = b""
         self._first = 0
 
-    def begin(self, key: bytes, first: int = 0) -> None:
+    def begin(self, key: bytes, first: int) -> None:
         """Set the values for the next ``iter()``.
 
         Args:
@@ -52,37 +62,14 @@ class EpochBatches:
         self._key, self._first = hashlib.blake2b(key).digest(), first
 
     def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]
+        return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
         batches = islice(self._batches, self._first, None)
-        if not self._has_seeds:
+        if not (self._has_workers and self.can_skip):
             return batches
         key = self._key
         return (_SeededBatch(batch, key, i) for i, batch in enumerate(batches, self._first))
-
-
-def epoch_batches(
-    loader: torch.utils.data.DataLoader[Any], plain: Iterable[Any], *, has_own_order: bool
-) -> EpochBatches:
-    """Return the index sampler for a DataLoader of a map-style data set.
-
-    Args:
-        loader: The DataLoader, whose arguments are complete.
-        plain: The index sampler that torch's DataLoader would use.
-        has_own_order: Whether the program gives neither a sampler nor a batch sampler.
-    """
-    if loader.num_workers > 0:
-        # The function ``worker_init_fn`` of a program may seed the generators itself.
-        has_seeds = (
-            isinstance(plain, (torch.utils.data.BatchSampler, GroupedBatchSampler))
-            and loader.worker_init_fn is None
-        )
-        return EpochBatches(plain, has_seeds=has_seeds, can_skip=has_seeds)
-    # Without workers, a sampler or generator of the program may also give random numbers to the
-    # data set.
-    can_skip = has_own_order and loader.generator is None
-    return EpochBatches(plain, has_seeds=False, can_skip=can_skip)
 
 
 class _SeededBatch(list[Any]):

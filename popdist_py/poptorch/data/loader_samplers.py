@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from torch.utils.data import default_collate
+import torch
 
 from popdist_py.poptorch.data.loader_arguments import LoadSizes
 from popdist_py.poptorch.data.samplers import (
     BatchDataset,
     Concatenate,
-    DatasetOrder,
     GlobalOrderSampler,
     GroupedBatchSampler,
     ShardSampler,
@@ -54,7 +53,7 @@ def group_batches(
         )
     if size == 1:
         return dataset, {"batch_sampler": batch_sampler}
-    return BatchDataset(dataset, collate_fn or default_collate), {
+    return BatchDataset(dataset, collate_fn or torch.utils.data.default_collate), {
         "batch_sampler": GroupedBatchSampler(batch_sampler, size, drop_last),
         "collate_fn": Concatenate(),
     }
@@ -81,44 +80,39 @@ def order_arguments(
         given: The program's keyword arguments for torch's DataLoader.
     """
     sampler = given.get("sampler")
-    is_shared = options.Distributed.numProcesses > 1
     if order is None or (shuffle and sampler is not None):
         # Torch's DataLoader refuses a sampler together with ``shuffle``.
         return {"shuffle": shuffle}
-    if is_shared:
-        return {"sampler": _shared_sampler(options, dataset, sizes, shuffle, order, sampler)}
+    if options.Distributed.numProcesses > 1:
+        return {"sampler": _divided(options, dataset, sizes, shuffle, order, sampler)}
     if order == "contiguous":
         return {"shuffle": shuffle}
     share_sampler(sampler, options)
     if shuffle and (given.get("generator") is None or options.exists("random_seed")):
-        return {"sampler": _shared_sampler(options, dataset, sizes, shuffle, order, None)}
+        # The data set of a single instance may grow between two epochs, as in torch.
+        indices = torch.utils.data.SequentialSampler(dataset)
+        return {"sampler": GlobalOrderSampler(indices, None, shared_seed(options))}
     return {"shuffle": shuffle}
 
 
-def _shared_sampler(
+def _divided(
     options: Options, dataset: Any, sizes: LoadSizes, shuffle: bool, order: str, sampler: Any
-) -> GlobalOrderSampler | ShardSampler:
+) -> GlobalOrderSampler:
     """Return a sampler that yields this process's share of the data set."""
-    num_processes = options.Distributed.numProcesses
-    assert sizes.combined is not None or num_processes == 1, (
+    assert sizes.combined is not None, (
         "batch_size=None is not allowed with auto_distributed_partitioning: give a batch_size, or "
         "auto_distributed_partitioning=False"
     )
-    step = sizes.combined or 1
     share_sampler(sampler, options)
-    indices: Any = sampler
-    if sampler is None:
-        # As in torch, the data set of a single instance may grow between two epochs.
-        indices = DatasetOrder(dataset) if num_processes == 1 else range(len(dataset))
+    indices = range(len(dataset)) if sampler is None else sampler
     seed = shared_seed(options) if shuffle else None
-    place = {"num_processes": num_processes, "process": options.Distributed.processId, "step": step}
+    division: Any = {
+        "num_processes": options.Distributed.numProcesses,
+        "process": options.Distributed.processId,
+        "step": sizes.combined,
+        "drop_last": sizes.drop_last,
+    }
     if order == "contiguous":
-        share = shard(len(indices), drop_last=sizes.drop_last, **place)
-        return ShardSampler(indices, share, seed)
-    rows = 1
-    if sizes.combined is not None:
-        rows = sizes.combined // options.batching(training=False).num_steps
-    # With one process, torch's DataLoader or the accessor drops the incomplete last batch.
-    drop_last = sizes.drop_last and num_processes > 1
-    part = global_share(len(indices), rows=rows, drop_last=drop_last, **place)
-    return GlobalOrderSampler(indices, part, seed)
+        return ShardSampler(indices, shard(len(indices), **division), seed)
+    rows = sizes.combined // options.batching(training=False).num_steps
+    return GlobalOrderSampler(indices, global_share(len(indices), rows=rows, **division), seed)

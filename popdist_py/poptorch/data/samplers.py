@@ -19,7 +19,6 @@ from popdist_py.sharding import GlobalShare, Shard
 __all__ = [
     "BatchDataset",
     "Concatenate",
-    "DatasetOrder",
     "GlobalOrderSampler",
     "GroupedBatchSampler",
     "ShardSampler",
@@ -36,33 +35,33 @@ __all__ = [
 _numbers = count()
 
 
-class DatasetOrder:
-    """All indices of a data set in their order, also after the data set has grown or shrunk."""
+class GlobalOrderSampler(torch.utils.data.Sampler[int]):
+    """A sampler that yields one instance's rows of every global batch.
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(len(self)))
-
-
-class _SharedOrder(torch.utils.data.Sampler[int]):
-    """A reading order that all instances know, and of which each instance reads a part.
+    All instances read global batches from one reading order. The elements of a global batch do not
+    depend on the number of instances. The order of an epoch is a function of the seed and of the
+    number of epochs that began before.
 
     Args:
-        order: All indices of the data set in reading order, as a range or as the user's sampler.
-            The user's sampler must yield the same order on every process.
+        order: All indices of the data set in reading order, as a range, as torch's
+            SequentialSampler or as the user's sampler. The user's sampler must yield the same order
+            on every process.
+        share: The positions in the reading order that this instance reads. With None, this instance
+            reads the whole order, whose length may change between two epochs.
+        seed: The seed for a random permutation in each epoch; None to keep the given order.
     """
 
-    def __init__(self, order: Iterable[int]) -> None:
-        self._order = order
+    # The key of ``_random`` in saved states.
+    _random_key = "seed"
+
+    def __init__(self, order: Iterable[int], share: GlobalShare | None, seed: int | None) -> None:
+        self._order: Any = order
+        self._share = share
+        # The value that determines the next permutation; None to keep the given order.
+        self._random: Any = seed
         self._epoch = 0
         self._number = next(_numbers)
-        # The length and hash of the first sequence of indices that ``order`` yields, if ``order``
-        # is a sampler.
+        # The length and hash of the first sequence of indices that the user's sampler yields.
         self.drawn: sampler_order_check.DrawnOrder | None = None
 
     @property
@@ -70,11 +69,23 @@ class _SharedOrder(torch.utils.data.Sampler[int]):
         """The range or the sampler whose indices are divided among the processes."""
         return self._order
 
+    def __len__(self) -> int:
+        return len(self._order) if self._share is None else self._share.length
+
+    def __iter__(self) -> Iterator[int]:
+        order = self._next_order()
+        positions = self._positions(len(order))
+        if self._random is not None:
+            permutation = self._permutation(len(order)).tolist()
+            positions = map(permutation.__getitem__, positions)
+        self._epoch += 1
+        return map(order.__getitem__, positions)
+
     def _next_order(self) -> Sequence[int]:
         """Return all indices in the reading order of the next epoch, before they are shuffled."""
         if isinstance(self._order, range):
             return self._order
-        if isinstance(self._order, DatasetOrder):
+        if type(self._order) is torch.utils.data.SequentialSampler:
             return range(len(self._order))
         order = list(self._order)
         if self.drawn is None:
@@ -82,122 +93,69 @@ class _SharedOrder(torch.utils.data.Sampler[int]):
             sampler_order_check.note(self.drawn)
         return order
 
+    def _positions(self, length: int) -> Iterable[int]:
+        """Return the positions that this instance reads in the next epoch."""
+        if self._share is None:
+            return range(length)
+        return chain.from_iterable(self._share.ranges())
 
-class GlobalOrderSampler(_SharedOrder):
-    """A sampler that yields one instance's rows of every global batch.
-
-    All instances read global batches from one reading order. The elements of a global batch do not
-    depend on the number of instances. The order of an epoch is a function of the seed and of the
-    number of epochs that began before. A single instance reads the whole order.
-
-    Args:
-        order: All indices of the data set in reading order, as a range, as a DatasetOrder or as the
-            user's sampler. The user's sampler must yield the same order on every process.
-        share: The positions in the reading order that this instance reads.
-        seed: The seed for a random permutation in each epoch; None to keep the given order.
-    """
-
-    def __init__(self, order: Iterable[int], share: GlobalShare, seed: int | None) -> None:
-        super().__init__(order)
-        self._share = share
-        self._seed = seed
-
-    def __len__(self) -> int:
-        if self._share.num_processes == 1:
-            return len(self._order)  # type: ignore[arg-type]
-        return self._share.length
-
-    def __iter__(self) -> Iterator[int]:
-        order = self._next_order()
-        if self._seed is not None:
-            # Like torch's DistributedSampler, each epoch has a seed of its own. To continue in a
-            # later epoch, a sampler therefore need not draw the orders of the earlier epochs.
-            generator = torch.Generator().manual_seed((self._seed + self._epoch) % 2**63)
-            permutation = torch.randperm(len(order), generator=generator).tolist()
-            is_plain = order == range(len(order))
-            order = permutation if is_plain else [order[i] for i in permutation]
-        self._epoch += 1
-        if self._share.num_processes == 1:
-            return iter(order)
-        return map(order.__getitem__, chain.from_iterable(self._share.ranges()))
+    def _permutation(self, length: int) -> torch.Tensor:
+        """Return the random permutation of the next epoch, which is equal on all instances."""
+        # Like torch's DistributedSampler, each epoch has a seed of its own. To continue in a later
+        # epoch, a sampler therefore need not draw the orders of the earlier epochs.
+        generator = torch.Generator().manual_seed((self._random + self._epoch) % 2**63)
+        return torch.randperm(length, generator=generator)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that determines the order of the indices in the next epoch."""
-        return {"epoch": self._epoch, "seed": self._seed, "order": sampler_state(self._order)}
+        order = sampler_state(self._order)
+        return {"epoch": self._epoch, self._random_key: self._random, "order": order}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state of a sampler that ``state_dict()`` returned.
 
-        The state of a ShardSampler has no seed. After a state of a ShardSampler, the next epoch has
-        the order of this sampler's own seed.
+        A GlobalOrderSampler cannot use the random state of a ShardSampler, nor the other way round.
+        After a state of the other class, a sampler keeps its own permutations.
         """
         self._epoch = state_dict["epoch"]
-        if self._seed is not None and state_dict.get("seed") is not None:
-            self._seed = state_dict["seed"]
+        if self._random is not None and state_dict.get(self._random_key) is not None:
+            self._random = state_dict[self._random_key]
         load_sampler_state(self._order, state_dict["order"])
 
 
-class ShardSampler(_SharedOrder):
+class ShardSampler(GlobalOrderSampler):
     """A sampler that yields the indices of one process's contiguous share of a data set.
 
-    Args:
-        order: All indices of the data set in reading order, as a range or as the user's sampler.
-            The user's sampler must yield the same order on every process.
-        shard: The share of the data set that this process reads.
-        seed: The seed for a random permutation of the whole data set; None to keep the given order.
-            In each epoch, all processes draw the same new permutation, and each process reads a
-            different part of the permutation.
+    In each epoch, all processes draw the same new permutation of the whole data set, and each
+    process reads a different part of the permutation. PopTorch's class ``_SubDataset`` divides a
+    data set by the same rule as ``ShardSampler``.
 
-    PopTorch's class ``_SubDataset`` divides a data set by the same rule as ``ShardSampler``.
+    Args:
+        order: All indices of the data set in reading order, as for GlobalOrderSampler.
+        shard: The share of the data set that this process reads.
+        seed: The seed of the first permutation; None to keep the given order.
     """
 
+    _random_key = "generator"
+
     def __init__(self, order: Iterable[int], shard: Shard, seed: int | None) -> None:
-        super().__init__(order)
-        self._shard = shard
-        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+        state = None if seed is None else torch.Generator().manual_seed(seed).get_state()
+        super().__init__(order, None, None)
+        self._shard, self._random = shard, state
 
     def __len__(self) -> int:
         return self._shard.length
 
-    def __iter__(self) -> Iterator[int]:
-        window = self._shard.window(self._epoch if self._generator else 0)
-        self._epoch += 1
-        order = self._next_order()
-        if self._generator is None:
-            return iter(order[window.start : window.stop])
-        permutation = torch.randperm(len(order), generator=self._generator)
-        return (order[i] for i in permutation[window.start : window.stop].tolist())
+    def _positions(self, length: int) -> range:
+        window = self._shard.window(0 if self._random is None else self._epoch)
+        return range(length)[window.start : window.stop]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state that determines the order of the indices in the next epoch."""
-        return {
-            "epoch": self._epoch,
-            "generator": None if self._generator is None else self._generator.get_state(),
-            "order": sampler_state(self._order),
-        }
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a state of a sampler that ``state_dict()`` returned.
-
-        The state of a GlobalOrderSampler has no state of a generator. After a state of a
-        GlobalOrderSampler, this sampler keeps its own generator.
-        """
-        self._epoch = state_dict["epoch"]
-        if self._generator is not None and state_dict.get("generator") is not None:
-            self._generator.set_state(state_dict["generator"])
-        load_sampler_state(self._order, state_dict["order"])
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        if self._generator is not None:
-            state["_generator"] = self._generator.get_state()
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if self._generator is not None:
-            self._generator = torch.Generator()
-            self._generator.set_state(state["_generator"])
+    def _permutation(self, length: int) -> torch.Tensor:
+        generator = torch.Generator()
+        generator.set_state(self._random)
+        permutation = torch.randperm(length, generator=generator)
+        self._random = generator.get_state()
+        return permutation
 
 
 class GroupedBatchSampler:
@@ -322,7 +280,7 @@ def drawn_order(sampler: Any) -> sampler_order_check.DrawnOrder | None:
         program.
     """
     while sampler is not None:
-        if isinstance(sampler, _SharedOrder):
+        if isinstance(sampler, GlobalOrderSampler):
             return sampler.drawn
         sampler = getattr(sampler, "sampler", None)
     return None
