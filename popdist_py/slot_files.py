@@ -14,16 +14,31 @@ import os
 import struct
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from popdist_py.checkpoint import Checkpoints
 
-__all__ = ["DISK", "HEADER", "MAGIC", "NUM_SLOTS", "copy_to_disk", "sequence_of", "slot_path"]
+__all__ = [
+    "DISK",
+    "HEADER_BYTES",
+    "MAGIC",
+    "MAX_PARTS",
+    "NUM_SLOTS",
+    "RECORD",
+    "Record",
+    "complete_records",
+    "copy_to_disk",
+    "sequence_of",
+    "slot_path",
+]
 
-MAGIC = b"popdist memory1\n"
-# The header at the beginning of a slot: the sequence number, the magic text, the step, the number
-# of arrays, the number of bytes in the head, and the digest. The sequence number is 0 while the
-# slot is incomplete.
-HEADER = struct.Struct("<Q16sQQQ16s")
+MAGIC = b"popdist memory2\n"
+# The record of one part of a slot, with the fields of ``Record``. Each record has its own cache
+# lines, because several processes write their parts at the same time.
+RECORD = struct.Struct("<Q16sQQQQQ16s48x")
+# The records of all parts are at the beginning of a slot.
+MAX_PARTS = 32
+HEADER_BYTES = MAX_PARTS * RECORD.size
 NUM_SLOTS = 2
 # The file beside the slots with the path of the folder of the checkpoints on the disk. Only
 # instance 0 writes this file, because only its host has this folder.
@@ -34,6 +49,36 @@ _ATTEMPTS = 10
 _KEEP_ALL = sys.maxsize
 
 
+class Record(NamedTuple):
+    """The record of one part of a slot.
+
+    The first five values are equal in all parts of a complete slot. ``num_others`` and
+    ``head_bytes`` are 0 in all parts but the first.
+
+    Attributes:
+        sequence: The number of the state, or 0 while the part is incomplete.
+        magic: The text ``MAGIC``.
+        step: The number of training steps that were done.
+        num_parts: The number of parts.
+        num_shared: The number of arrays that the parts have divided among them.
+        num_others: The number of other arrays.
+        head_bytes: The number of bytes in the head.
+        digest: The checksum of the part.
+    """
+
+    sequence: int
+    magic: bytes
+    step: int
+    num_parts: int
+    num_shared: int
+    num_others: int
+    head_bytes: int
+    digest: bytes
+
+
+_NUM_COMMON = 5
+
+
 def slot_path(folder: Path, slot: int) -> Path:
     """Return the path of a slot's file."""
     return folder / f"slot-{slot}"
@@ -41,9 +86,26 @@ def slot_path(folder: Path, slot: int) -> Path:
 
 def sequence_of(folder: Path, slot: int) -> int:
     """Return the sequence number of a slot, or 0 if the slot is incomplete or absent."""
-    with contextlib.suppress(OSError, struct.error), slot_path(folder, slot).open("rb") as file:
-        return int(struct.unpack("<Q", file.read(8))[0])
+    with contextlib.suppress(OSError), slot_path(folder, slot).open("rb") as file:
+        for record in complete_records(file.read(HEADER_BYTES)):
+            return record.sequence
     return 0
+
+
+def complete_records(content: bytes) -> list[Record]:
+    """Return the records of all parts of a slot; an empty list if a part is incomplete.
+
+    Args:
+        content: The bytes of the slot, or only its first ``HEADER_BYTES`` bytes.
+    """
+    if len(content) < HEADER_BYTES:
+        return []
+    records = [Record(*each) for each in RECORD.iter_unpack(content[:HEADER_BYTES])]
+    first = records[0]
+    if first.sequence == 0 or first.magic != MAGIC or not 1 <= first.num_parts <= MAX_PARTS:
+        return []
+    parts = records[: first.num_parts]
+    return parts if all(part[:_NUM_COMMON] == first[:_NUM_COMMON] for part in parts) else []
 
 
 def copy_to_disk(memory: Path) -> dict[str, int]:
@@ -103,9 +165,9 @@ def _newest_slot(folder: Path) -> tuple[int, bytes] | None:
             return None
         content = slot_path(folder, slot).read_bytes()
         if sequence_of(folder, slot) == sequence:
-            read, magic, step, *_ = HEADER.unpack_from(content)
-            if (read, magic) == (sequence, MAGIC):
-                return step, content
+            records = complete_records(content)
+            if records and records[0].sequence == sequence:
+                return records[0].step, content
     return None
 
 

@@ -26,7 +26,11 @@ from popdist_py.torch_states.host_random import (
     host_random_tensors,
     load_host_random,
 )
-from popdist_py.torch_states.memory_copies import memory_copies, newest_state
+from popdist_py.torch_states.memory_copies import (
+    memory_copies,
+    newest_state,
+    wait_for_copies,
+)
 from popdist_py.torch_states.save_schedule import SaveSchedule
 from popdist_py.torch_states.state_parts import (
     bytes_of,
@@ -152,12 +156,16 @@ class TrainingCheckpoints:
         own = {**self._own_position(host_random_tensors()), **self._model.instance_state(live)}
         tensors: list[torch.Tensor] = []
         rest = split(own, tensors)
+        wait_for_copies()
         parts = context.communicator().all_gather_object((rest, [bytes_of(t) for t in tensors]))
-        if self._memory.is_writer:
+        training = self._model.training_state(live)
+
+        def whole_state() -> dict[str, Any]:
             instances = [joined(rest, arrays) for rest, arrays in parts]
-            training = self._model.training_state(live)
-            unchanged = [] if live is None else [*live.weights, *training["optimizer"].values()]
-            self._memory.save(step, self._whole_state(training, instances, extra), unchanged)
+            return self._whole_state(training, instances, extra)
+
+        unchanged = [] if live is None else [*live.weights, *training["optimizer"].values()]
+        self._memory.save(step, whole_state, unchanged)
 
     def _own_position(self, random: dict[str, Any]) -> dict[str, Any]:
         return {"random": random, "data": self._data.state()}

@@ -138,22 +138,21 @@ class LoopCheckpoints:
             to_memory, to_disk = self._schedule.due(step)
             if not (to_memory or to_disk):
                 return
-            own, arrays = self._own_state()
+            wait_for_copies()
             peers = _peers()
-            parts = peers.all_gather_object((own, arrays))
-            is_writer = to_memory and self._memory is not None and self._memory.is_writer
-            writes_disk = to_disk and peers.instance_index == 0
-            if not (is_writer or writes_disk):
-                return
+            parts = peers.all_gather_object(self._own_state())
             equal = {name: each.state_dict() for name, each in self._equal.items()}
-            for name, value in equal.items():
-                self._check(name, value)
-            instances = [joined(rest, arrays) for rest, arrays in parts]
-            state = {"format": _FORMAT, "equal": equal, "instances": instances}
-            if is_writer and self._memory is not None:
-                self._memory.save(step, state, self._live(equal))
-            if writes_disk:
-                self._files.save(step, to_bytes(state))
+
+            def whole_state() -> dict[str, Any]:
+                for name, value in equal.items():
+                    self._check(name, value)
+                instances = [joined(rest, arrays) for rest, arrays in parts]
+                return {"format": _FORMAT, "equal": equal, "instances": instances}
+
+            if to_memory and self._memory is not None:
+                self._memory.save(step, whole_state, self._live(equal))
+            if to_disk and peers.instance_index == 0:
+                self._files.save(step, to_bytes(whole_state()))
 
     def _own_state(self) -> tuple[Any, list[Any]]:
         """Return the state of this instance alone, without its tensors, and its tensors' bytes."""

@@ -1,8 +1,9 @@
 """The class MemoryCopies, which copies states of a training to memory beside the training.
 
-Parameters and optimiser state change only in a weight update. A background thread copies these
-tensors while the training already computes the next gradients. All other tensors are copied before
-``save`` returns. Before gradients are summed over the instances, the training calls
+Parameters and optimiser state are equal on all instances, and change only in a weight update. The
+instances of a host divide these tensors. A background thread of each instance copies its part while
+the training already computes the next gradients. The first instance of a host also copies all other
+values, before ``save`` returns. Before gradients are summed over the instances, the training calls
 ``wait_for_copies``. Therefore no host updates its weights before all hosts hold the last state.
 """
 
@@ -28,6 +29,7 @@ from popdist_py.torch_states.state_parts import (
     is_plain,
     joined,
     split,
+    storable,
     to_bytes,
 )
 
@@ -90,64 +92,74 @@ def memory_copies(
     if every is None or not memory:
         return None
     instance = InstanceEnvironment.from_environ(environ)
-    is_writer = instance.local_instance_index == 0
     # Only instance 0 knows that the folder on the disk is that of its own host.
     own_disk = Path(disk).resolve() if instance.replica_index_offset == 0 else None
-    slots = MemorySlots(slots_folder(memory, disk), own_disk)
-    return MemoryCopies(slots, every, is_writer=is_writer)
+    parts = (instance.local_instance_index, instance.num_local_instances)
+    return MemoryCopies(MemorySlots(slots_folder(memory, disk), own_disk, *parts), every)
 
 
 class MemoryCopies:
-    """The newest states of a training in memory, which the first instance of each host writes.
+    """The newest states of a training in memory, which the instances of each host write together.
 
     Args:
         slots: The memory of the states on this host.
         every: The number of steps between two copies.
-        is_writer: Whether this instance writes the states of its host.
 
     Attributes:
         every: The number of steps between two copies.
-        is_writer: Whether this instance writes the states of its host. It becomes False if the
-            memory of the host is too small.
     """
 
-    def __init__(self, slots: MemorySlots, every: int, *, is_writer: bool) -> None:
+    def __init__(self, slots: MemorySlots, every: int) -> None:
         self._slots = slots
         self.every = every
-        self.is_writer = is_writer
+        # Becomes False if the memory of the host is too small.
+        self._is_writer = True
         # At its end, Python waits for the threads of executors, so the last state is completed.
-        self._thread = ThreadPoolExecutor(1, "popdist-memory") if is_writer else None
+        self._thread = ThreadPoolExecutor(1, "popdist-memory")
         self._is_immediate = False
 
-    def save(self, step: int, state: Mapping[str, Any], live: Sequence[torch.Tensor] = ()) -> None:
+    def save(
+        self,
+        step: int,
+        make_state: Callable[[], Mapping[str, Any]],
+        live: Sequence[torch.Tensor] = (),
+    ) -> None:
         """Copy a state to memory.
+
+        Before the call, all instances must have called ``wait_for_copies``, and then a collective.
+        So the state before is complete, or will never be complete.
 
         Args:
             step: The number of training steps that are done.
-            state: Tensors and plain values in dictionaries, lists and tuples.
-            live: The tensors of the state that change only after ``wait_for_copies`` has returned.
-                The background thread copies these tensors.
+            make_state: A function that returns tensors and plain values in dictionaries, lists and
+                tuples. Only the first instance of a host calls the function.
+            live: The tensors that are equal on all instances, and change only after
+                ``wait_for_copies`` has returned. The background threads copy these tensors. All
+                instances pass the same tensors in the same order.
         """
-        if self._thread is None or not self.is_writer:
+        if not self._is_writer:
             return
         wait_for_copies()
-        tensors: list[torch.Tensor] = []
-        rest = split(state, tensors)
-        # The rest of a plain state is a copy, which can be pickled beside the training.
-        head = rest if is_plain(rest) else to_bytes(rest)
+        tensors = storable(live)
+        num_live = len(tensors)
+        head: Any = b""
+        if self._slots.part == 0:
+            rest = split(make_state(), tensors)
+            # The rest of a plain state is a copy, which can be pickled beside the training.
+            head = rest if is_plain(rest) else to_bytes(rest)
         if self._is_immediate:
-            self._write(step, head, tensors, ())
+            self._write(step, head, tensors, num_live, ())
             return
-        addresses = {tensor.data_ptr() for tensor in live}
-        kept = [each if each.data_ptr() in addresses else each.clone() for each in tensors]
-        watched = [(each, each._version) for each in kept if each.data_ptr() in addresses]
-        _unfinished.add(self._thread.submit(self._write, step, head, kept, watched))
+        kept = tensors[:num_live] + [each.clone() for each in tensors[num_live:]]
+        watched = [(each, each._version) for each in tensors[:num_live]]
+        _unfinished.add(self._thread.submit(self._write, step, head, kept, num_live, watched))
 
     def _write(
         self,
         step: int,
         head: Any,
         tensors: Sequence[torch.Tensor],
+        num_live: int,
         watched: Sequence[tuple[torch.Tensor, int]],
     ) -> None:
         """Write a state, unless one of the ``watched`` tensors has another version afterwards."""
@@ -157,9 +169,10 @@ class MemoryCopies:
                 head if isinstance(head, bytes) else to_bytes(head),
                 [bytes_of(each) for each in tensors],
                 lambda: all(each._version == version for each, version in watched),
+                num_live,
             )
         except (OSError, NotOwnFileError) as error:
-            self.is_writer = False
+            self._is_writer = False
             self._slots.remove()
             warnings.warn(
                 f"States of the training are no longer copied to memory ({error}): the training "
@@ -174,7 +187,6 @@ class MemoryCopies:
 
     def newest(self, is_known: Callable[[Any], bool]) -> SlotState | None:
         """Return the newest state on this host that is known, or None if its memory has none."""
-        wait_for_copies()
 
         def is_loadable(slot: SlotState) -> bool:
             if _loaded(slot, is_known) is not None:
@@ -187,6 +199,11 @@ class MemoryCopies:
             return False
 
         return self._slots.newest(is_loadable)
+
+    def discard_others(self) -> None:
+        """Discard the states that ``newest`` did not return, when all instances have called it."""
+        if self._slots.part == 0:
+            self._slots.discard_others()
 
 
 def newest_state(
@@ -211,8 +228,13 @@ def newest_state(
         as the bytes of its file, unless the launcher has copied a known state from memory to this
         file. The result is None if there is no state.
     """
-    own = None if memory is None else memory.newest(is_known)
-    steps = [-1] if memory is None else peers.all_gather_object(-1 if own is None else own.step)
+    own, steps = None, [-1]
+    if memory is not None:
+        wait_for_copies()
+        peers.all_gather_object(None)  # the copies of all instances are complete
+        own = memory.newest(is_known)
+        steps = peers.all_gather_object(-1 if own is None else own.step)
+        memory.discard_others()
     in_memory = max(steps)
     newer = _newer_on_disk(files, in_memory) if peers.instance_index == 0 else None
     newer = peers.broadcast_object(newer)

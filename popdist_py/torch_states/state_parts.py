@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import io
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 
 from popdist_py.memory_slots import Bytes
 
-__all__ = ["bytes_of", "from_bytes", "is_plain", "joined", "split", "to_bytes"]
+__all__ = ["bytes_of", "from_bytes", "is_plain", "joined", "split", "storable", "to_bytes"]
 
 # In a state without its tensors, a pair of _TENSOR and an index stands for a tensor.
 _TENSOR = "popdist tensor"
@@ -87,21 +87,20 @@ def split(state: Any, tensors: list[torch.Tensor]) -> Any:
     """Return the rest of a state without its tensors, and append the tensors to ``tensors``.
 
     A tensor that cannot be stored as its bytes, such as a sparse tensor, remains in the rest. Two
-    tensors that share their memory are appended once.
+    tensors that share their memory are appended once, and not if ``tensors`` already contains them.
     """
-    kinds: list[str] = []
-    index_of: dict[Any, int] = {}
+    kinds = list(map(_kind, tensors))
+    index_of = {_place(each): index for index, each in enumerate(tensors)}
 
     def walk(value: Any) -> Any:
         kind = type(value)
         if kind is torch.Tensor and _is_storable(value):
-            key = (value.data_ptr(), value.dtype, value.shape)
-            if not value.numel() or key not in index_of:
-                index_of[key] = len(tensors)
+            place = _place(value)
+            if not value.numel() or place not in index_of:
+                index_of[place] = len(tensors)
                 tensors.append(value)
-                # One text takes less time to pickle than a tuple of numbers.
-                kinds.append(" ".join([_NAMES[value.dtype], *map(str, value.shape)]))
-            return _TENSOR, index_of[key]
+                kinds.append(_kind(value))
+            return _TENSOR, index_of[place]
         if kind is dict:
             return {name: walk(each) for name, each in value.items()}
         if kind is OrderedDict:
@@ -111,6 +110,20 @@ def split(state: Any, tensors: list[torch.Tensor]) -> Any:
         return value
 
     return walk(state), kinds
+
+
+def storable(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors that can be stored as their bytes, without their gradients."""
+    return [each for each in (tensor.detach() for tensor in tensors) if _is_storable(each)]
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, torch.dtype, torch.Size]:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    # One text takes less time to pickle than a tuple of numbers.
+    return " ".join([_NAMES[tensor.dtype], *map(str, tensor.shape)])
 
 
 def joined(rest: Any, arrays: Sequence[Bytes]) -> Any:

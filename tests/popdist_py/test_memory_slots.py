@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from popdist_py import memory_slots
 from popdist_py.memory_slots import MemorySlots, slots_folder
 from popdist_py.own_files.owner import NotOwnFileError
 from popdist_py.slot_files import sequence_of
@@ -133,6 +134,78 @@ def test_a_kill_at_any_moment_leaves_a_complete_state(tmp_path):
         step = found.step
 
 
+def parts_of(folder, number):
+    return [MemorySlots(folder, None, part, number) for part in range(number)]
+
+
+def shared_arrays(step, sizes):
+    return [np.random.default_rng(step).integers(0, 256, size, np.uint8) for size in sizes]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    number=st.integers(1, 7),
+    sizes=st.lists(st.integers(0, 1_000_000), min_size=1, max_size=5).filter(any),
+    order=st.randoms(use_true_random=False),
+)
+def test_processes_write_a_state_together(tmp_path_factory, number, sizes, order):
+    folder = tmp_path_factory.mktemp("slots")
+    parts = parts_of(folder, number)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_slots, "_DIVIDED_BYTES", 1)
+        for step in (1, 2, 3):
+            shared = shared_arrays(step, sizes)
+            others = [np.full(step * 1000, step, np.uint8)]
+            for index in order.sample(range(number), number):
+                before = states(folder)
+                arrays = shared + others if index == 0 else shared
+                assert parts[index].write(step, b"h" * step, arrays, num_shared=len(shared))
+                # A state is complete after its last part.
+                assert (before.step if before else 0) == step - 1
+            found = states(folder)
+            assert (found.step, found.head) == (step, b"h" * step)
+            assert all(map(np.array_equal, found.arrays, shared + others))
+
+
+def test_a_part_that_failed_leaves_the_state_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_slots, "_DIVIDED_BYTES", 1)
+    first, second = parts_of(tmp_path, 2)
+
+    def write(step, is_valid):
+        arrays = shared_arrays(step, (5000, 70))
+        first.write(step, b"", arrays, num_shared=2)
+        second.write(step, b"", arrays, lambda: is_valid, num_shared=2)
+        return states(tmp_path).step
+
+    assert [write(step, step not in (3, 4)) for step in range(1, 7)] == [1, 2, 2, 2, 5, 6]
+
+
+def test_parts_of_an_earlier_attempt_do_not_become_parts_of_a_new_state(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_slots, "_DIVIDED_BYTES", 1)
+    for attempt in (1, 2):
+        first, second = parts_of(tmp_path, 2)
+        found = [part.newest() for part in (first, second)]
+        first.discard_others()
+        if attempt == 1:
+            for each in (first, second):
+                each.write(1, b"", shared_arrays(1, (5000,)), num_shared=1)
+        else:
+            assert [each.step for each in found] == [1, 1]
+        (second if attempt == 1 else first).write(
+            2, b"", shared_arrays(attempt, (5000,)), num_shared=1
+        )
+    assert states(tmp_path).step == 1
+
+
+def test_small_arrays_are_not_divided(tmp_path):
+    first, second = parts_of(tmp_path, 2)
+    arrays = shared_arrays(1, (5000,))
+    second.write(1, b"", arrays, num_shared=1)
+    assert states(tmp_path) is None
+    first.write(1, b"", arrays, num_shared=1)
+    assert states(tmp_path).step == 1
+
+
 def test_a_restarted_writer_keeps_the_state_that_it_loaded(tmp_path):
     slots = MemorySlots(tmp_path)
     for step in (1, 2):
@@ -141,6 +214,7 @@ def test_a_restarted_writer_keeps_the_state_that_it_loaded(tmp_path):
     newest.write_bytes(newest.read_bytes()[:-1] + b"\xff")
     again = MemorySlots(tmp_path)
     assert again.newest().step == 1
+    again.discard_others()
     again.write(2, b"", [np.full(5000, 7, np.uint8)], lambda: False)
     assert states(tmp_path).step == 1
 

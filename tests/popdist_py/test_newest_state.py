@@ -55,13 +55,13 @@ def found_on_hosts(tmp_path, steps, disk):
     threads, found = Threads(len(steps)), [None] * len(steps)
 
     def run(index):
-        memory = MemoryCopies(MemorySlots(tmp_path / str(index)), 1, is_writer=True)
+        memory = MemoryCopies(MemorySlots(tmp_path / str(index)), 1)
         found[index] = newest_state(memory, files, Peer(threads, index))
 
     for index, step in enumerate(steps):
         if step is not None:
             state = {"step": step, "weights": torch.full((5,), step)}
-            MemoryCopies(MemorySlots(tmp_path / str(index)), 1, is_writer=True).save(step, state)
+            MemoryCopies(MemorySlots(tmp_path / str(index)), 1).save(step, state.copy)
     wait_for_copies()
     running = [threading.Thread(target=run, args=(index,)) for index in range(len(steps))]
     for each in running:
@@ -114,16 +114,16 @@ def of_version_2(state):
 def test_states_in_memory_that_cannot_be_loaded_are_left_out(tmp_path, unknown):
     files, peer = Checkpoints(tmp_path / "disk"), Peer(Threads(1), 0)
     slots = MemorySlots(tmp_path / "memory")
-    memory = MemoryCopies(slots, 1, is_writer=True)
+    memory = MemoryCopies(slots, 1)
 
     def save_unknown(step):
         if isinstance(unknown, bytes):
             slots.write(step, unknown, [])
         else:
-            memory.save(step, unknown)
+            memory.save(step, lambda: unknown)
             wait_for_copies()
 
-    memory.save(4, {"version": 2, "step": 4})
+    memory.save(4, lambda: {"version": 2, "step": 4})
     wait_for_copies()
     save_unknown(5)
     with pytest.warns(UserWarning, match="step 5 in memory is left out"):
@@ -147,10 +147,10 @@ def test_a_copy_on_the_disk_that_cannot_be_loaded_is_returned_as_bytes(tmp_path)
 
 
 def test_a_forked_child_does_not_wait_for_copies(tmp_path):
-    memory = MemoryCopies(MemorySlots(tmp_path / "memory"), 1, is_writer=True)
+    memory = MemoryCopies(MemorySlots(tmp_path / "memory"), 1)
     is_forked = threading.Event()
     memory._write = lambda *_: is_forked.wait(20)
-    memory.save(1, {})
+    memory.save(1, dict)
     child = os.fork()
     if child == 0:
         wait_for_copies()
@@ -166,10 +166,10 @@ def test_a_forked_child_does_not_wait_for_copies(tmp_path):
 
 
 def test_a_copy_is_waited_for_again_after_an_interruption(tmp_path, monkeypatch):
-    memory = MemoryCopies(MemorySlots(tmp_path / "memory"), 1, is_writer=True)
+    memory = MemoryCopies(MemorySlots(tmp_path / "memory"), 1)
     may_end = threading.Event()
     memory._write = lambda *_: may_end.wait(20)
-    memory.save(1, {})
+    memory.save(1, dict)
     (copy,) = memory_copies._unfinished
 
     def interrupt(*_):
