@@ -65,3 +65,32 @@ def test_wrappers_of_other_hosts_run_the_next_attempt_and_remove_the_states(
 
 def has(host, folder):
     return host.run("test", "-d", folder).returncode == 0
+
+
+WAITS = """
+import os, time
+from pathlib import Path
+states = Path(os.environ["POPDIST_CHECKPOINT_MEMORY"])
+states.mkdir(mode=0o700, exist_ok=True)
+print(states, flush=True)
+while not Path(__file__).with_name("go").exists():
+    time.sleep(0.01)
+"""
+
+
+def test_programs_go_on_without_the_daemon_of_a_host(lab, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(WAITS)
+    job = lab[0].start(
+        *(sys.executable, "-m", "poprun_py", "--host", lab.names(), "--num-instances", "2"),
+        *("--output", "plain", "--memory-checkpoints", "--max-restarts", "1", program),
+    )
+    folders = {job.stdout.readline().strip() for _ in range(2)}
+    lab[1].run("kill", "-KILL", *lab[1].run("pgrep", "-x", "prted").stdout.split())
+    wait_until(lambda: not lab[0].run("pgrep", "-x", "mpirun|prterun").stdout, 30)
+    (tmp_path / "go").touch()
+    _, stderr = job.communicate(timeout=60)
+    assert job.returncode == 0, stderr
+    assert "restart" not in stderr
+    wait_until(lambda: not any(has(host, *folders) for host in lab.hosts), 10)
+    wait_until(lambda: not any(host.processes("start_wrapper.py") for host in lab.hosts), 10)
