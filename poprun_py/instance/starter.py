@@ -13,7 +13,7 @@ import os
 import sys
 
 from poprun_py import process_info
-from poprun_py.instance import launcher_channel, process_control
+from poprun_py.instance import launcher_channel, process_control, program_environment
 from poprun_py.instance.launcher_channel import LauncherChannel
 from poprun_py.instance.prepared_python import PreparedPython
 from poprun_py.instance.quick_imports import dumps, loads, signal, socket
@@ -38,14 +38,14 @@ class Keepers:
 
     Attributes:
         has_taken_over: Whether this process was a keeper, whose wrapper was killed.
-        rank: The instance of the killed wrapper; -1 if it is unknown.
+        rank: The instance of the wrapper.
         spare: The spare of the killed wrapper; None without one.
         states_path: The path of the folder with the states of the training; empty if unknown.
     """
 
     def __init__(self) -> None:
         self.has_taken_over = False
-        self.rank = -1
+        self.rank = program_environment.rank()
         self.spare: PreparedPython | None = None
         self.states_path = ""
         self._connections: list[socket.socket] = []

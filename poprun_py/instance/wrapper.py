@@ -80,10 +80,10 @@ def main(argv: list[str]) -> int:
         # The job's token is not sent over the network, because launcher and wrapper have already
         # proved that they know it.
         token = ""
-    if keepers is None or not keepers.has_taken_over:
+    if keepers is None:
         channel.send_hello(token, program_environment.rank())
     else:
-        channel.send_hello(token, keepers.rank, again=True)
+        channel.send_hello(token, keepers.rank, again=keepers.has_taken_over)
     process_control.become_subreaper()
     # The job's folders are made now, because the wrapper has to wait for other instances anyway.
     folders = job_folders.use_folders(address, memory_folder, daemon)
