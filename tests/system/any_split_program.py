@@ -4,12 +4,12 @@ It resumes from the folder that it is given, trains up to a step, saves, and wri
 all its replicas and the digest of its weights.
 """
 
-import hashlib
 import json
 import sys
 from pathlib import Path
 
 import torch
+from training_parts import Net, digest_of
 
 import popdist_py
 from popdist_py import poptorch
@@ -28,26 +28,11 @@ class Points(torch.utils.data.Dataset):
         return torch.randn(6, generator=generator), torch.tensor(index % 3)
 
 
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = torch.nn.Sequential(
-            torch.nn.Linear(6, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.3),
-            torch.nn.ReLU(), torch.nn.Linear(16, 3),
-        )  # fmt: skip
-
-    def forward(self, inputs, labels):
-        scores = self.layers(inputs)
-        return scores, torch.nn.functional.cross_entropy(scores, labels)
-
-
-def options_of_job(seed):
+def options_of_job():
     options = poptorch.DistributedOptions()
     if not popdist_py.isPopdistEnvSet():
         options.replicationFactor(REPLICAS)
-    if seed is not None:
-        options.randomSeed(seed)
-    options.deviceIterations(ITERATIONS).outputMode(poptorch.OutputMode.All)
+    options.randomSeed(11).deviceIterations(ITERATIONS).outputMode(poptorch.OutputMode.All)
     options.showCompilationProgressBar(False)
     options.Training.gradientAccumulation(ACCUMULATION)
     options.Training.setAutomaticLossScaling(True)
@@ -57,9 +42,9 @@ def options_of_job(seed):
 
 def main(folder, last_step, workers):
     popdist_py.init()
-    options = options_of_job(11)
+    options = options_of_job()
     torch.manual_seed(1)
-    model = Net()
+    model = Net(16)
     optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.02, loss_scaling=64.0)
     training = poptorch.trainingModel(model, options, optimizer=optimizer)
     loader = poptorch.DataLoader(options, Points(), MICRO_BATCH, shuffle=True, num_workers=workers)
@@ -77,10 +62,9 @@ def main(folder, last_step, workers):
             if step == last_step:
                 break
     checkpoints.save(step)
-    weights = training.state_dict()
+    digest = digest_of(training)
     if index == 0:
-        digest = hashlib.sha256(b"".join(v.numpy().tobytes() for v in weights.values()))
-        (folder / "digest").write_text(digest.hexdigest())
+        (folder / "digest").write_text(digest)
 
 
 if __name__ == "__main__":

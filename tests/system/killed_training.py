@@ -3,7 +3,6 @@
 Resumes from the folder it is given, prints the digest of its final weights.
 """
 
-import hashlib
 import os
 import random
 import signal
@@ -12,6 +11,7 @@ import time
 import warnings
 
 import torch
+from training_parts import Net, digest_of
 
 import popdist_py
 from popdist_py import poptorch
@@ -29,19 +29,6 @@ class Noisy(torch.utils.data.Dataset):
         return inputs, torch.tensor(index % 3)
 
 
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = torch.nn.Sequential(
-            torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3),
-            torch.nn.ReLU(), torch.nn.Linear(8, 3),
-        )  # fmt: skip
-
-    def forward(self, inputs, labels):
-        scores = self.layers(inputs)
-        return scores, torch.nn.functional.cross_entropy(scores, labels)
-
-
 def main(folder, pause=0.0):
     torch.set_num_threads(1)
     popdist_py.init()
@@ -54,7 +41,7 @@ def main(folder, pause=0.0):
         options.replicationFactor(4)
     generator_state = torch.get_rng_state()
     torch.manual_seed(1)
-    model = Net()
+    model = Net(8)
     torch.set_rng_state(generator_state)
     optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.02)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5)
@@ -82,9 +69,7 @@ def main(folder, pause=0.0):
             if first_run and os.environ.get("DIE_ONCE_AT") == me:
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(pause)
-    weights = training.state_dict()
-    digest = hashlib.sha256(b"".join(v.numpy().tobytes() for v in weights.values())).hexdigest()
-    print("steps", step, "digest", digest, flush=True)
+    print("steps", step, "digest", digest_of(training), flush=True)
 
 
 if __name__ == "__main__":
