@@ -22,7 +22,7 @@ from tools.device.ipu_graphs import mlp, resnet, transformer
 BERT = transformer(4, 256, 128, 8, words=1000)
 RUN = Run(BERT, Placement.cut(BERT), Settings(accumulation=7, optimizer=ADAM), MK2)
 PLAIN = replace(RUN, graph=transformer(4, 256, 128, 8))
-RESNET = resnet([3, 4, 6, 3], 224, 20, "float16")
+RESNET = resnet([1, 2, 2, 1], 224, 36, "float16")
 TIGHT = Run(RESNET, Placement.cut(RESNET), Settings(accumulation=6, optimizer=MOMENTUM), MK2)
 WIDE = mlp([30_000, 30_000, 10], 1)
 HOPELESS = Run(WIDE, Placement.cut(WIDE), Settings(), MK2)
