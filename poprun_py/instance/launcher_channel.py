@@ -100,9 +100,10 @@ def free_port() -> int:
 def ports() -> dict[str, int]:
     """Return the ports that instance 0 offers to the programs of all instances.
 
-    In a job with several hosts, ``meeting_port`` is for programs that connect without MPI.
+    In a job with several hosts, ``meeting_port`` is for programs that connect without MPI. With
+    checkpoints in memory, the program of any wrapper may be instance 0 in the next attempt.
     """
-    if program_environment.rank() != 0:
+    if program_environment.rank() != 0 and "POPDIST_MEMORY_CHECKPOINTS" not in os.environ:
         return {}
     has_hosts = os.environ.get("POPRUN_CONTROL", "").startswith("tcp:")
     names = ("port", "meeting_port") if has_hosts else ("port",)

@@ -23,9 +23,17 @@ if TYPE_CHECKING:
 # The variable with the wrapper's process id, and with two descriptors: of the socket for requests,
 # and of the file for the output of imports. A fourth number asks for a spare without a program.
 _REQUESTS = "POPRUN_PREPARED"
-# The variables, besides the library's, that may differ between two attempts. The spare does not
-# import the library, so variables of the library do not matter before the fork.
-_CHANGING = ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+# The variables, besides the library's, that may differ between two attempts, because imports do not
+# read them. The spare does not import the library, so variables of the library do not matter before
+# the fork. A program has the CPUs of its wrapper, whatever CPUs the spare has.
+_CHANGING = (
+    *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "POPRUN_CPUS"),
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    *("NODE_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE", "ACCELERATE_USE_CPU"),
+    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    *("GLOO_SOCKET_IFNAME", "POPLAR_TARGET_OPTIONS"),
+)
 _OF_LIBRARY = "POPDIST_"
 # The spare has the standard input of the first program.
 _STDIN = ("POPRUN_STDIN", "POPRUN_STDIN_READER")
@@ -199,7 +207,14 @@ class PreparedPython:
 
     def _is_usable(self) -> bool:
         """Return whether the spare exists, and a request would give the program."""
-        return bool(self.pid) and _fixed(os.environ) == _fixed(self._environ)
+        before, now = self._environ, os.environ
+        is_same = _fixed(now) == _fixed(before) and _reads_stdin(now) == _reads_stdin(before)
+        return bool(self.pid) and is_same
+
+
+def _reads_stdin(environ: "Mapping[str, str]") -> bool:
+    path, reader = (environ.get(name, "") for name in _STDIN)
+    return bool(path) and environ.get("RANK") == reader
 
 
 def _fixed(environ: "Mapping[str, str]") -> "dict[str, str]":

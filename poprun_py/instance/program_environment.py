@@ -97,10 +97,15 @@ def complete() -> None:
 
 
 def set_mpi_and_torchrun_variables() -> None:
-    """Set the variables that programs expect from Open MPI and torchrun, unless already set."""
+    """Set the variables that programs expect from Open MPI and torchrun, unless already set.
+
+    With checkpoints in memory, mpirun may have started only some of the instances, and a wrapper
+    may run another instance than before, so Open MPI's own values may be wrong.
+    """
+    may_differ = os.environ.get("POPDIST_MEMORY_CHECKPOINTS") == "1"
     for name, same in _SAME_VALUES.items():
-        if same in os.environ:
-            os.environ.setdefault(name, os.environ[same])
+        if same in os.environ and (may_differ or name not in os.environ):
+            os.environ[name] = os.environ[same]
     if "RANK" not in os.environ:  # the user copied the command of a large job into a shell
         return
     for name, value in _TORCHRUN_VALUES.items():

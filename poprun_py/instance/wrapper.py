@@ -120,6 +120,8 @@ class Wrapper:
         self._command = command
         # The environment of every program, before the variables that its start adds.
         self._environ = dict(os.environ)
+        # The CPUs of this process before it was bound for a program.
+        self._cpus = os.sched_getaffinity(0)
         self._folders = folders
         self._lease: Lease | None = None  # the lease of CPUs for all instances on this host
         self._wake = -1  # the pipe with a byte for each signal; -1 before the first program starts
@@ -208,6 +210,8 @@ class Wrapper:
         # The import is not at the top, because few wrappers need it: one on each remote host.
         from poprun_py.machines.remote_leases import take_for_launcher
 
+        if self._lease is not None:
+            self._lease.close()
         answer, self._lease = take_for_launcher(request, os.environ, self._daemon)
         self._channel.send_now(control_protocol.LEASED, answer)
 
@@ -441,6 +445,10 @@ class Wrapper:
             self._program.input.close()
         os.environ.clear()
         os.environ.update(self._environ)
+        try:  # noqa: SIM105 (importing contextlib would take longer than this module)
+            os.sched_setaffinity(0, self._cpus)
+        except OSError:
+            pass  # all of these CPUs may have been taken from the job meanwhile
         self._prepare_program()
 
     def _report_end(self) -> bool:

@@ -228,8 +228,7 @@ class Attempts:
         if not self._allows_restart(result, restart) or self._seconds_left() <= seconds:
             return Restart.NONE
         # After a pause, the reason of the failure may be anything, so all processes start anew.
-        # Other hosts need another mpirun.
-        is_anew = seconds or result.ended_for_hosts
+        is_anew = seconds or not self.plan.config.memory_checkpoints
         return Restart.NEW_MPIRUN if is_anew else Restart.SAME_WRAPPERS
 
     def _allows_restart(self, result: LaunchResult, restart: int) -> bool:
@@ -366,6 +365,12 @@ def _command(planned: LaunchPlan, attempt: AttemptRecord, partition: HeldPartiti
             }
             for index, each in enumerate(planned.instances)
         ),
+        # MPI arguments of single instances are only for wrappers that run the same instance again.
+        words_for=(
+            None
+            if planned.compact or planned.config.instance_mpi_local_args
+            else planned.command_for
+        ),
         stdin_instance=planned.config.stdin_instance,
         end_signal=end_signal_of_mpirun(planned.command),
     )
@@ -375,14 +380,16 @@ def _hosts(planned: LaunchPlan, attempt: AttemptRecord, warn: Log) -> Hosts:
     hosts = planned.topology.hosts
     of_instances = [hosts[each.instance.host_index] for each in planned.instances]
     names = tuple(planned.hostnames.get(host.name, "") for host in of_instances)
+    given = tuple(host.name for host in of_instances)
     others = [host for host in hosts if not host.is_local]
     if not others:
-        return Hosts(names=names, network=LOOPBACK)
+        return Hosts(names=names, given=given, network=LOOPBACK)
     from poprun_py.machines.host_checks import diagnose
     from poprun_py.machines.host_networks import listen_address
 
     return Hosts(
         names=names,
+        given=given,
         others=frozenset(index for index, host in enumerate(of_instances) if not host.is_local),
         listen=listen_address(others, planned.network),
         network=network_of_mpirun(planned.command, planned.network),

@@ -28,7 +28,8 @@ from poprun_py.running.supervise.other_hosts import HostWatch
 from poprun_py.terminal import Console
 
 # The seconds in which a lost host may answer before the job goes on without it. All processes on a
-# host may have been killed, although the host itself can be used.
+# host may have been killed, although the host itself can be used. A job that keeps its wrappers
+# goes on at once, because it can use the host later at a small cost.
 _ANSWER_SECONDS = 1.5
 _POLL_SECONDS = 0.1
 # A silent host counts as lost after these seconds if the job then restarts from a state in memory
@@ -65,6 +66,11 @@ class JobHosts:
         self._has_model = False
         wait = first.config.wait_for_hosts
         self._wait_seconds = math.inf if wait == FOREVER else float(wait or 0)
+
+    @property
+    def _keeps_wrappers(self) -> bool:
+        """Whether wrappers may stay from one attempt to the next, with their leases of CPUs."""
+        return self._first.config.memory_checkpoints
 
     @staticmethod
     def _names(planned: LaunchPlan) -> list[str]:
@@ -111,7 +117,8 @@ class JobHosts:
         began = time.monotonic()
         watch = HostWatch(self, lambda _: None)
         try:
-            while self.lacks_hosts and time.monotonic() < began + _ANSWER_SECONDS:
+            may_answer = not (self._keeps_wrappers and self._first.config.allow_fewer_hosts)
+            while may_answer and self.lacks_hosts and time.monotonic() < began + _ANSWER_SECONDS:
                 if number := pause(_POLL_SECONDS):
                     return number
                 watch.on_time(time.monotonic())
@@ -164,7 +171,17 @@ class JobHosts:
         for planned in (self.plan, self._first):
             if hosts == planned.topology.hosts:
                 return planned
-        return plan_on_hosts(self._first, hosts, may_change=self._has_model, cpus=self._cpus)
+        return self._plan(hosts, contact=not self._keeps_wrappers)
+
+    def _plan(self, hosts: Sequence[Host], *, contact: bool) -> LaunchPlan:
+        return plan_on_hosts(
+            self._first,
+            hosts,
+            may_change=self._has_model,
+            cpus=self._cpus,
+            own=self._present if self._keeps_wrappers else (),
+            contact=contact,
+        )
 
     def _check_use(self, names: Sequence[str]) -> None:
         """Check that the job can use some of these hosts in addition to those that are not lost.
@@ -175,7 +192,7 @@ class JobHosts:
         """
         usable = [*self._present, *names]
         hosts = [host for host in self._known if host.name in usable]
-        planned = plan_on_hosts(self._first, hosts, may_change=self._has_model, cpus=self._cpus)
+        planned = self._plan(hosts, contact=True)
         if not set(names).intersection(self._names(planned)):
             topology = self._first.topology
             raise UsageError(

@@ -40,6 +40,8 @@ def plan_on_hosts(
     *,
     may_change: bool,
     cpus: Collection[int] = (),
+    own: Collection[str] = (),
+    contact: bool = True,
 ) -> LaunchPlan:
     """Plan a job on other hosts, on as many of them as possible.
 
@@ -48,20 +50,26 @@ def plan_on_hosts(
         hosts: The hosts that can be used, in the order of their instances.
         may_change: Whether the job may have another number of instances.
         cpus: The CPUs that the job has leased on this machine.
+        own: The names of the hosts on which wrappers of the job hold leases.
+        contact: Whether to probe the hosts even if their reports are stored.
 
     Raises:
         UsageError: The job does not fit on these hosts.
         StartError: A host cannot be used, or other jobs hold its cores.
     """
+    from poprun_py.machines.host_reports import cached_reports
+
     # All hosts are probed once. Only the hosts of this topology are used here.
     topology = replace(first.topology, hosts=tuple(hosts), idle_hosts=())
-    inputs = gather_inputs(first.config, topology, first.environ, contact=True)
+    others = [host for host in hosts if not host.is_local]
+    contact = contact or len(cached_reports(others)) < len(others)
+    inputs = gather_inputs(first.config, topology, first.environ, contact=contact)
     # The job keeps its partition of IPUs on other hosts.
     inputs = replace(inputs, partition=first.partition, folder=first.folder)
     problem: UsageError | StartError | None = None
     for config, num_hosts in _divisions(first, len(hosts), may_change=may_change):
         try:
-            return _plan(first, _on_first_hosts(inputs, config, num_hosts, first), cpus)
+            return _plan(first, _on_first_hosts(inputs, config, num_hosts, first), cpus, own)
         except (UsageError, StartError) as error:
             problem = problem or error
     assert problem is not None  # one host is a possible choice for any job
@@ -130,16 +138,23 @@ def _on_first_hosts(
     return replace(inputs, config=config, topology=topology, machines=machines)
 
 
-def _plan(first: LaunchPlan, inputs: PlanInputs, cpus: Collection[int]) -> LaunchPlan:
+def _plan(
+    first: LaunchPlan, inputs: PlanInputs, cpus: Collection[int], own: Collection[str]
+) -> LaunchPlan:
     """Make a plan in which this machine has only the leased ``cpus``.
+
+    The hosts ``own`` have the cores that they had in the first plan, if they were part of it.
 
     Raises:
         UsageError: The job does not fit on these hosts.
         StartError: Other jobs hold too many cores of a host.
     """
     hosts = inputs.topology.hosts
-    free = left_by_others(make_plan(inputs), jobs_of_others(inputs)).machines
-    before = zip(first.topology.hosts, first.machines, strict=True)
+    jobs = {name: each for name, each in jobs_of_others(inputs).items() if name not in own}
+    free = left_by_others(make_plan(inputs), jobs).machines
+    before = list(zip(first.topology.hosts, first.machines, strict=True))
+    known = {host.name: machine for host, machine in before if host.name in own}
+    free = tuple(known.get(h.name, machine) for h, machine in zip(hosts, free, strict=True))
     here = (machine for host, machine in before if host.is_local and machine)
     sharing = next((machine.sharing_jobs for machine in here), ())
     machines = tuple(

@@ -27,6 +27,7 @@ from poprun_py.planning.instance_variables import (
 )
 from poprun_py.planning.instances_on_hosts import Instance, Topology
 from poprun_py.planning.mpi_commands import (
+    command_for_some,
     make_command,
     split_mpi_arguments,
     variables_set_by,
@@ -130,15 +131,25 @@ class LaunchPlan(Displayed):
         Variables with the value None are unset in the instance. The variables of --env are sent,
         because the mpirun command does not contain the variables of --env. Variables that only
         the MPI arguments of another instance set are sent, because Open MPI would otherwise pass
-        the value of the other instance to this instance. If the plan is ``compact``, all variables
-        of the instance are sent.
+        the value of the other instance to this instance. All variables of the instance
+        are sent if the plan is ``compact``, or if a wrapper of an earlier attempt may run another
+        instance (--memory-checkpoints).
         """
         instance = self.instances[index]
         return {
             **{name: self.environ.get(name) for name in instance.unset},
-            **(dict(instance.env) if self.compact else {}),
+            **(dict(instance.env) if self.compact or self.config.memory_checkpoints else {}),
             **dict(instance.user_env),
         }
+
+    def command_for(self, indices: Sequence[int]) -> tuple[str, ...]:
+        """Return the mpirun command that starts only some instances.
+
+        The plan is not ``compact``, because a compact command does not say which instances it
+        starts.
+        """
+        hosts = [self.topology.hosts[each.instance.host_index].name for each in self.instances]
+        return command_for_some(self.command, hosts, indices)
 
     def instance_label(self, index: int) -> str:
         """Return a label of an instance, such as ``instance 1 (replicas 4-7)``."""

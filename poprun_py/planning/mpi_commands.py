@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -235,6 +236,29 @@ def split_command(command: Sequence[str]) -> list[tuple[str, ...]]:
         else:
             parts[-1].append(word)
     return [tuple(part) for part in parts]
+
+
+def command_for_some(
+    command: Sequence[str], hosts: Sequence[str], indices: Sequence[int]
+) -> tuple[str, ...]:
+    """Return the mpirun command that starts only some of the instances of an mpirun command.
+
+    Args:
+        command: The mpirun command, with a part for each instance.
+        hosts: The host of each instance, as the command names it.
+        indices: The instances to start.
+    """
+    parts = split_command(command)
+    begin = next(at for at, word in enumerate(parts[0]) if word in ("-n", "-np"))
+    words, parts[0] = list(parts[0][:begin]), parts[0][begin:]
+    if words[-2] in ("-H", "-hosts"):
+        counts = Counter(hosts[index] for index in indices)
+        slots = Counter(hosts) if words[-2] == "-H" else counts
+        words[-1] = ",".join(f"{host}:{slots[host]}" for host in counts)
+    for number, index in enumerate(indices):
+        words += [":"] if number else []
+        words += parts[index]
+    return tuple(words)
 
 
 def network_of_mpirun(command: Sequence[str], network: str) -> str | None:

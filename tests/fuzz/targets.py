@@ -41,7 +41,7 @@ from poprun_py.machines.lease_files import (
 )
 from poprun_py.machines.machine import HardwareError, load_machines
 from poprun_py.planning.plan_file import plan_from_json
-from poprun_py.running.supervise.control_channel import parse_hello
+from poprun_py.running.supervise.connection import parse_hello
 
 __all__ = ["TARGETS", "Target"]
 

@@ -17,6 +17,7 @@ POPRUN = (sys.executable, "-m", "poprun_py")
 
 # Steps whose state is a file that instance 0 writes. Each step adds a line with its number, the
 # number of instances, and the hosts. The program ends at step ``last``, or when a file asks for it.
+# Each attempt adds a line with the hosts and the wrappers of the instances to another file.
 PROGRAM = """\
 import os, socket, sys, time
 from pathlib import Path
@@ -30,6 +31,10 @@ popdist_py.init()
 state, log = folder / "state", folder / "log"
 step = int(state.read_text()) if state.exists() else 0
 heartbeat.resume(step)
+wrappers = popdist_py.all_gather_object(f"{socket.gethostname()}:{os.getppid()}")
+if popdist_py.getInstanceIndex() == 0:
+    with (folder / "wrappers").open("a") as file:
+        print(*wrappers, file=file)
 while step < last and not (folder / "end").exists():
     hosts = popdist_py.all_gather_object(socket.gethostname())
     time.sleep(0.05)
@@ -105,6 +110,25 @@ def test_a_lost_host_is_replaced_by_more_replicas_and_taken_in_again(make_lab, t
     assert "going on with node1: 2 instances with 2 replicas each, instead of 1" in said
     assert [each["cause"] for each in job.attempts()] == ["failed", "hosts", "completed"]
     assert [len(each["instances"]) for each in job.attempts()] == [2, 1, 2]
+
+
+def test_wrappers_of_the_hosts_that_stay_run_the_next_programs(make_lab, tmp_path):
+    lab = make_lab(3)
+    job = Job(
+        *(lab, tmp_path, "--host", lab.names(), "-n", "3", "--num-replicas", "6", *FEWER),
+        *("--wait-for-hosts", "--memory-checkpoints"),
+    )
+    job.wait_for(["node0", "node1", "node2"])
+    lab[1].kill()
+    job.wait_for(["node0", "node2"])
+    lab.switch_on(1)
+    job.wait_for(["node0", "node1", "node2"])
+    job.end()
+    job.check(replicas=6)
+    lines = (tmp_path / "wrappers").read_text().splitlines()
+    first, fewer, again = (dict(each.split(":") for each in line.split()) for line in lines)
+    assert fewer == {name: first[name] for name in ("node0", "node2")}
+    assert fewer.items() < again.items()
 
 
 def test_a_host_that_is_lost_while_a_restart_begins_is_left_out_as_well(make_lab, tmp_path):

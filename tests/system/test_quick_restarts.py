@@ -37,6 +37,17 @@ note = {
     "states": str(states), "before": before, "wrapper": wrapper, "environ": dict(os.environ),
     "stdin": sys.stdin.read(), "descriptors": len(os.listdir(f"/proc/{wrapper}/fd")),
 }
+def kill():
+    # A keeper would replace the wrapper, so the keepers are killed first.
+    pids = [os.getpid()]
+    if "wrapper" in failure:
+        pids = [wrapper]
+        while os.getsid(parent := parent_of(pids[0])) == os.getsid(wrapper):
+            pids.insert(0, parent)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 failure = os.environ["FAILURE"]
 if failure == "mpi":
     from mpi4py import MPI
@@ -51,7 +62,10 @@ while len(list(folder.glob(f"{attempt}-?"))) < 2:
     time.sleep(0.01)
 if attempt == "0" or failure == "again" and attempt == "1":
     if rank == "1":
-        os.kill(os.getpid(), signal.SIGKILL)
+        kill()
+    time.sleep(60)
+if attempt == "1" and failure == "wrapper, then mpi":
+    from mpi4py import MPI
     time.sleep(60)
 while not (folder / "go").exists():
     time.sleep(0.01)
@@ -122,6 +136,22 @@ def test_every_attempt_has_the_same_wrappers_states_and_environment(start, tmp_p
     assert [attempt["exit_code"] for attempt in report["attempts"]] == [137, 137, 0]
     for attempt in report["attempts"][1:]:
         assert attempt["restart"]["num_repeated_steps"] == 1  # no state was loaded
+
+
+def test_only_a_lost_wrapper_is_replaced(start, tmp_path):
+    job, note = start("wrapper")
+    assert note(1, 0)["wrapper"] == note(0, 0)["wrapper"]
+    assert note(1, 1)["wrapper"] != note(0, 1)["wrapper"]
+    ranks = ("RANK", "OMPI_COMM_WORLD_RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
+    assert [note(1, 1)["environ"][name] for name in ranks] == ["1", "1", "2", "2"]
+    assert "restart 1 of 1 at once" in end(job, tmp_path)
+    assert not Path(note(1, 0)["states"]).exists()
+
+
+def test_all_wrappers_are_replaced_if_programs_start_mpi_later(start, tmp_path):
+    job, note = start("wrapper, then mpi", 2)
+    assert all(note(2, rank)["wrapper"] != note(1, rank)["wrapper"] for rank in (0, 1))
+    end(job, tmp_path)
 
 
 @pytest.mark.parametrize("failure", ["mpi", "start"])

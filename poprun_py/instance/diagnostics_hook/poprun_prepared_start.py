@@ -225,6 +225,8 @@ def _become_program(requests: socket.socket, request: bytes, descriptors: list[i
     _end_with(wrapper)
     os.environ.clear()
     os.environ.update(environ)
+    with contextlib.suppress(OSError):  # the CPUs may have been taken from the job meanwhile
+        os.sched_setaffinity(0, os.sched_getaffinity(wrapper))
     requests.send(b"%d" % os.getpid())
     if not os.read(go, 1):
         os._exit(1)

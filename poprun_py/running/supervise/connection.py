@@ -1,12 +1,14 @@
-"""A connection that exchanges frames with a process without blocking the launcher."""
+"""A connection that exchanges frames without blocking the launcher, and a wrapper's first frame."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from poprun_py.instance import control_protocol
 
@@ -137,3 +139,49 @@ class Connection:
             self._selector.unregister(self)
         elif (registered.events, registered.data) != (wanted, self._handler):
             self._selector.modify(self, wanted, self._handler)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hello:
+    """The content of the first frame of a wrapper.
+
+    Attributes:
+        rank: The index of the wrapper's instance.
+        token: The secret of the control channel. This module checks the token only on a Unix
+            socket.
+        port: A free port on the wrapper's host for the programs; 0 if the frame has no port.
+        meeting_port: Another free port; 0 if the frame has none.
+        time_ns: The time on the clock of the wrapper's host; 0 if the frame has no time.
+        again: Whether the wrapper replaces a wrapper of the same instance that was killed.
+    """
+
+    rank: int
+    pid: int
+    host: str
+    token: str = ""
+    port: int = 0
+    meeting_port: int = 0
+    time_ns: int = 0
+    again: bool = False
+
+
+def parse_hello(kind: bytes, payload: bytes) -> Hello:
+    """Return the content of a wrapper's first frame.
+
+    Raises:
+        ValueError: The frame is not a valid first frame of a wrapper.
+    """
+    try:
+        value = json.loads(payload)
+    except RecursionError:
+        raise ValueError("the JSON value nests too deeply") from None
+    numbers = ("rank", "pid", "port", "meeting_port", "time_ns")
+    types = {"host": str, "token": str, "again": bool, **dict.fromkeys(numbers, int)}
+    if (
+        kind != control_protocol.HELLO
+        or not isinstance(value, dict)
+        or not {"rank", "pid", "host"} <= value.keys()
+        or any(type(each) is not types.get(name) for name, each in value.items())
+    ):
+        raise ValueError("this is not the first frame of a wrapper")
+    return Hello(**value)

@@ -18,7 +18,7 @@ import time
 
 # The module hmac offers this function, too, but loads OpenSSL, which takes 3 ms of every launch.
 from _operator import _compare_digest as compare_digest
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from poprun_py.errors import StartError
 from poprun_py.instance import control_protocol
 from poprun_py.running.keyboard.keyboard_input import pass_on_stdin
-from poprun_py.running.supervise.connection import Connection
+from poprun_py.running.supervise.connection import Connection, Hello, parse_hello
+from poprun_py.running.supervise.job_description import Hosts
 from poprun_py.running.supervise.launcher_folder import SOCKET_NAME
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 # The launcher checks at these intervals, in seconds, whether the other hosts of the job are still
 # reachable: usually, and if a silent host counts as lost early.
 _CHECK_SECONDS, _SHORT_CHECK_SECONDS = 1.0, 0.25
+_ONE_HOST = Hosts()
 
 
 @dataclass(slots=True)
@@ -58,6 +60,7 @@ class Peer:
         lost_at: The time when the wrapper closed its connection without a host that was silent; 0
             before.
         has_model: Whether the last report about the running program had a PopTorch model.
+        leased: The CPUs that the wrapper has leased on its host for all instances there.
         tail: The last bytes of the instance's standard error.
     """
 
@@ -74,53 +77,8 @@ class Peer:
     started_mpi: bool = False
     lost_at: float = 0.0
     has_model: bool = False
+    leased: Sequence[int] = ()
     tail: bytearray = field(default_factory=bytearray)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Hello:
-    """The content of the first frame of a wrapper.
-
-    Attributes:
-        rank: The index of the wrapper's instance.
-        token: The secret of the control channel. This module checks the token only on a Unix
-            socket.
-        port: A free port on the wrapper's host for the programs; 0 if the frame has no port.
-        meeting_port: Another free port; 0 if the frame has none.
-        time_ns: The time on the clock of the wrapper's host; 0 if the frame has no time.
-        again: Whether the wrapper replaces a wrapper of the same instance that was killed.
-    """
-
-    rank: int
-    pid: int
-    host: str
-    token: str = ""
-    port: int = 0
-    meeting_port: int = 0
-    time_ns: int = 0
-    again: bool = False
-
-
-def parse_hello(kind: bytes, payload: bytes) -> Hello:
-    """Return the content of a wrapper's first frame.
-
-    Raises:
-        ValueError: The frame is not a valid first frame of a wrapper.
-    """
-    try:
-        value = json.loads(payload)
-    except RecursionError:
-        raise ValueError("the JSON value nests too deeply") from None
-    numbers = ("rank", "pid", "port", "meeting_port", "time_ns")
-    types = {"host": str, "token": str, "again": bool, **dict.fromkeys(numbers, int)}
-    if (
-        kind != control_protocol.HELLO
-        or not isinstance(value, dict)
-        or not {"rank", "pid", "host"} <= value.keys()
-        or any(type(each) is not types.get(name) for name, each in value.items())
-    ):
-        raise ValueError("this is not the first frame of a wrapper")
-    return Hello(**value)
 
 
 class ChannelEvents(Protocol):
@@ -153,8 +111,7 @@ class ControlChannel:
     Args:
         num_instances: The number of instances.
         events: The object that handles the events of the channel.
-        lost_after: The seconds of silence after which another host counts as lost.
-        stays_open: Whether wrappers may connect later than the first attempt's.
+        hosts: The hosts of the job, some of which may be lost and replaced.
 
     Attributes:
         peers: The connected instances.
@@ -162,14 +119,7 @@ class ControlChannel:
         address: The address to which the wrappers connect; empty before ``open``.
     """
 
-    def __init__(
-        self,
-        num_instances: int,
-        events: ChannelEvents,
-        *,
-        lost_after: float = control_protocol.LOST_AFTER_SECONDS,
-        stays_open: bool = False,
-    ) -> None:
+    def __init__(self, num_instances: int, events: ChannelEvents, hosts: Hosts = _ONE_HOST) -> None:
         self.peers: dict[int, Peer] = {}
         self.token = os.urandom(16).hex()
         self.address = ""
@@ -180,17 +130,29 @@ class ControlChannel:
         self._gate: Gate | None = None
         self._check_at = 0.0
         self._num_instances = num_instances
-        self._lost_after = lost_after
-        self._is_early = lost_after < control_protocol.LOST_AFTER_SECONDS
-        self._stays_open = stays_open
+        self._lost_after = hosts.lost_after
+        self._is_early = hosts.lost_after < control_protocol.LOST_AFTER_SECONDS
+        # Whether wrappers may connect later than the first attempt's.
+        self._stays_open = hosts.keeps_state
         self._events = events
         self._paused = False
         self._farewell = b""
 
-    def begin_next(self, events: ChannelEvents) -> None:
-        """Ask every wrapper for another program, whose events ``events`` handles from now on."""
-        self._events, self._paused = events, False
-        for index, peer in self.peers.items():
+    def begin_next(
+        self, events: ChannelEvents, kept: Mapping[int, int], num_instances: int
+    ) -> None:
+        """Ask wrappers for the programs of the next attempt, and let all other wrappers end.
+
+        Args:
+            events: The object that handles the events from now on.
+            kept: Maps the index of an instance to the index that its wrapper had before.
+            num_instances: The number of instances. Wrappers that ``kept`` lacks connect later.
+        """
+        self._events, self._paused, self._num_instances = events, False, num_instances
+        before = dict(self.peers)
+        self.peers.clear()
+        for index, old in kept.items():
+            peer = before.pop(old)
             ports = peer.instance_end or {}
             self.peers[index] = Peer(
                 index=index,
@@ -200,9 +162,19 @@ class ControlChannel:
                 port=ports.get("port", 0),
                 meeting_port=ports.get("meeting_port", 0),
                 clock_offset_ns=peer.clock_offset_ns,
+                leased=peer.leased,
             )
             self._watch(self.peers[index])
         self.broadcast(control_protocol.NEXT, None)
+        for peer in before.values():
+            self._dismiss(peer.connection)
+
+    def _dismiss(self, connection: Connection) -> None:
+        """Let a wrapper end that the next attempt does not need."""
+        if connection.is_open:
+            connection.watch(lambda each, _: each.flush(), is_read=False)
+            self._others.add(connection)
+            connection.send_last(control_protocol.pack(control_protocol.BYE, b"true"))
 
     def open(self, selector: selectors.BaseSelector, folder: Path, listen: str | None) -> None:
         """Listen on a Unix socket and, if ``listen`` is given, on that address of this machine.
@@ -332,8 +304,12 @@ class ControlChannel:
 
         self._selector.unregister(listener)
         self._sockets.remove(listener)
-        refused = self._events.stranger_refused
-        self._gate = Gate(self.token.encode(), 0, self._num_instances, refused)
+        self._gate = Gate(
+            self.token.encode(),
+            0,
+            self._num_instances,
+            lambda sentence: self._events.stranger_refused(sentence),  # of the current attempt
+        )
         self._gate.listen(listener)
         self._selector.register(self._gate, selectors.EVENT_READ, self._serve_gate)
 
@@ -410,7 +386,7 @@ class ControlChannel:
         if (
             (is_local and not compare_digest(hello.token.encode(), self.token.encode()))
             or not 0 <= hello.rank < self._num_instances
-            or (hello.rank in self.peers and not hello.again)
+            or not self._may_fill(hello)
         ):
             raise ValueError("not one of this job's instances")
         return Peer(
@@ -423,13 +399,20 @@ class ControlChannel:
             clock_offset_ns=time.time_ns() - hello.time_ns if not is_local and hello.time_ns else 0,
         )
 
+    def _may_fill(self, hello: Hello) -> bool:
+        """Return whether an instance has no wrapper, or this wrapper replaces a killed one."""
+        before = self.peers.get(hello.rank)
+        return before is None or (hello.again and hello.host == before.host)
+
     def _replace(self, killed: Peer, wrapper: Peer) -> None:
-        """Let a wrapper replace a killed one, whose program has ended with it."""
+        """Let a wrapper replace a killed one, whose program and lease have ended with it."""
         if killed.connection.is_open:
             self._disconnect(killed)
         ports = {"port": wrapper.port, "meeting_port": wrapper.meeting_port}
         end = {**(killed.instance_end or {}), **ports, "lost": False}
-        new = replace(killed, connection=wrapper.connection, pid=wrapper.pid, instance_end=end)
+        new = replace(
+            killed, connection=wrapper.connection, pid=wrapper.pid, instance_end=end, leased=()
+        )
         self.peers[new.index] = new
         self._watch(new)
         if self._farewell:

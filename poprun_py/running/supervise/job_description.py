@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -82,6 +82,8 @@ class Command:
     Attributes:
         variables: For each instance, the environment variables that are sent over the control
             channel, so that no command line shows them; the value None unsets a variable.
+        words_for: Returns the words of the command that starts only some of the instances, under
+            wrappers that may run any instance later; None if there is no such command.
         stdin_instance: The instance that reads standard input.
         end_signal: The signal that makes mpirun clean up and end. mpirun blocks the other signals
             that end processes.
@@ -91,6 +93,7 @@ class Command:
     # ``environ`` and ``variables`` contain secrets, so the repr() of a command omits them.
     environ: Mapping[str, str] = field(repr=False)
     variables: tuple[Mapping[str, str | None], ...] = field(repr=False)
+    words_for: Callable[[Sequence[int]], tuple[str, ...]] | None = None
     stdin_instance: int = 0
     end_signal: int = signal.SIGTERM
 
@@ -144,6 +147,7 @@ class Hosts:
         network: The network of mpirun's listening ports; None for all networks.
         names: For each instance, the name of its host, as the host itself reports the name; empty
             if the name is unknown.
+        given: For each instance, the name of its host in the options.
         others: The instances on other hosts.
         leases: For some instances, the request for a lease on their hosts. The hosts take the
             leases before any program of the job starts.
@@ -161,6 +165,7 @@ class Hosts:
     listen: str | None = None
     network: str | None = None
     names: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
     others: frozenset[int] = frozenset()
     leases: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     refusal_of: Callable[[int, dict[str, Any]], str] = lambda *_: ""

@@ -202,28 +202,29 @@ class ProgramStart:
         self._shutdown = shutdown
         self._settings_of = settings_of
         self._started = started
-        self._unleased = set(job.hosts.leases)  # instances that have no lease yet
+        self._unleased: set[int] = set()  # instances that have no lease yet
         # The path of the file that all programs read, for instances on other hosts.
         self._call_paths: dict[int, str] = {}
 
-    def begin_next(self) -> None:
-        """Start the programs of another attempt under the same wrappers, which keep the leases."""
-        self._unleased.clear()
-        self._send_files()
-
     def begin(self) -> None:
-        """Request the leases, send the files, and start the programs after both steps."""
+        """Request the leases, send the files, and start the programs after both steps.
+
+        Wrappers that are kept from an earlier attempt keep their leases of the same CPUs.
+        """
         if problem := misplaced(self._job.hosts.names, self._control.peers):
             self._shutdown.end(Cause.REFUSED, problem)
             return
         for index, request in self._job.hosts.leases.items():
-            self._control.send_to(index, control_protocol.LEASE, request)
+            if self._control.peers[index].leased != request["cpus"]:
+                self._unleased.add(index)
+                self._control.send_to(index, control_protocol.LEASE, request)
         if not self._unleased:
             self._send_files()
 
     def on_lease(self, peer: Peer, answer: dict[str, Any]) -> None:
         """Handle the answer of a host to the request for a lease."""
         self._unleased.discard(peer.index)
+        peer.leased = self._job.hosts.leases[peer.index]["cpus"]
         if refusal := self._job.hosts.refusal_of(peer.index, answer):
             self._shutdown.end(Cause.REFUSED, refusal)
         elif not self._unleased and self._shutdown.asked_at is None:

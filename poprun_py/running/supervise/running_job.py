@@ -105,12 +105,7 @@ class RunningJob:
         self.folder = folder
         self._on_started = on_started
         self._end_replies: list[Callable[[str], None]] = []
-        self.control = control = control or ControlChannel(
-            job.num_instances,
-            self,
-            lost_after=job.hosts.lost_after,
-            stays_open=job.hosts.keeps_state,
-        )
+        self.control = control = control or ControlChannel(job.num_instances, self, job.hosts)
         self._peers = control.peers
         self.shutdown = JobShutdown(job, control, output.log, output.say, self._on_shutdown)
         self._stacks = StackCollector(control)
@@ -197,12 +192,16 @@ class RunningJob:
             self.timed.insert(0, check)
 
     def begin_next(self) -> None:
-        """Start the programs of the job under wrappers that are connected already."""
-        self.control.begin_next(self)
+        """Go on with wrappers that are kept; start all programs if no wrapper is missing."""
         for index in self._peers:
             self.output.add(index)
+        if self.control.is_complete:
+            self._begin_programs()
+
+    def _begin_programs(self) -> None:
         self.diagnosis.end()
-        self._start.begin_next()
+        self.mpirun.all_connected()
+        self._start.begin()
 
     def _is_blocked(self) -> bool:
         """Tell whether the reader of the launcher's output or a debugger blocks instances."""
@@ -221,9 +220,7 @@ class RunningJob:
         if self.shutdown.asked_at is not None:
             self.control.send_to(peer.index, control_protocol.STOP, [0, signal.SIGTERM])
         elif self.control.is_complete:
-            self.diagnosis.end()
-            self.mpirun.all_connected()
-            self._start.begin()
+            self._begin_programs()
 
     def received(self, peer: Peer, kind: bytes, value: Any) -> None:
         """Handle a frame from an instance's wrapper; ignore frames of unknown kinds."""

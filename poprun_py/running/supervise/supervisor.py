@@ -18,11 +18,7 @@ from poprun_py.instance.job_folders import folder_locations, remove_abandoned
 from poprun_py.running.supervise import outcome
 from poprun_py.running.supervise.instance_output import InstanceOutput
 from poprun_py.running.supervise.job_description import Job
-from poprun_py.running.supervise.job_processes import (
-    MPIRUN_SECONDS,
-    MPIRUN_SECONDS_AFTER_LOSS,
-    JobProcesses,
-)
+from poprun_py.running.supervise.job_processes import JobProcesses
 from poprun_py.running.supervise.launch_result import LaunchResult, Restart, describe
 from poprun_py.running.supervise.launcher_folder import SOCKET_NAME, mpirun_folder_variables
 from poprun_py.running.supervise.mpirun_process import Mpirun, mpirun_open_files
@@ -33,6 +29,7 @@ from poprun_py.running.supervise.signal_pipe import SignalPipe
 _REPORT_SECONDS = 10.0
 # The seconds that a keeper has to replace a wrapper that was killed.
 _KEEPER_SECONDS = 0.5
+_PARTS_OF_MPI = "programs have started MPI, and no mpirun has started the wrappers of all of them"
 # The longest wait for an event while a job is ending, and while it is running.
 _ENDING_WAIT_SECONDS, _WAIT_SECONDS = 0.2, 1.0
 
@@ -95,7 +92,6 @@ def _start(
 ) -> SignalPipe:
     """Start mpirun, or programs under kept wrappers; return the signals for the loop."""
     job, output, control, began = parts.job, parts.output, parts.control, time.monotonic()
-    mpirun = processes.mpirun
     with start_errors("the launcher cannot run the job"):
         open_files = process_control.raise_open_files()
         resources.callback(process_control.set_open_files, open_files)
@@ -110,32 +106,33 @@ def _start(
         resources.callback(output.close)
         resources.callback(parts.keyboard.close)
         resources.callback(processes.end)
-        if mpirun is None:
+        if not processes.kept:
             processes.open_control(control, job)
         # Orphaned processes of a killed wrapper become children of the launcher, which ends these
         # processes after the job.
         if not process_control.become_subreaper():
             # A Python program that launches jobs does not expect to adopt orphans outside a job.
             resources.callback(process_control.end_as_subreaper)
-        if mpirun is not None:
+        control.begin_next(parts, processes.kept, job.num_instances)
+        mpirun = processes.mpirun
+        if mpirun is None or processes.words:
+            mpirun = processes.mpirun = Mpirun(
+                replace(job, command=replace(job.command, words=processes.words)),
+                _environment(parts),
+                control.address,
+                selector,
+                output.log,
+                mpirun_files,
+                parts.shutdown.on_signal_of_mpirun,
+            )
+        else:
             mpirun.begin_next(output.log, parts.shutdown.on_signal_of_mpirun)
-            parts.begin(mpirun, selector, began)
-            parts.begin_next()
-            resources.callback(parts.end_questions)
-            return signals
-        mpirun = processes.mpirun = Mpirun(
-            job,
-            _environment(parts),
-            control.address,
-            selector,
-            output.log,
-            mpirun_files,
-            parts.shutdown.on_signal_of_mpirun,
-        )
     # The following preparations take place while mpirun starts.
     parts.begin(mpirun, selector, began)
     resources.callback(parts.end_questions)
-    remove_abandoned(folder_locations())
+    parts.begin_next()
+    if processes.words:
+        remove_abandoned(folder_locations())
     return signals
 
 
@@ -152,9 +149,11 @@ def _run(
         for key, events in selector.select(_wait_seconds(parts)):
             key.data(key.fileobj, events)
         has_just_ended = mpirun.has_just_ended()
-        if _needs_mpirun(parts) and (has_just_ended or _lacks_mpirun(parts)):
+        if _needs_mpirun(parts) and (has_just_ended or _lacks_mpirun(parts, processes)):
+            has_ended = mpirun.ended_at is not None
             parts.shutdown.on_end_of_mpirun(
-                f"mpirun ended with {describe(mpirun.code)}", is_early=parts.is_any_running
+                f"mpirun ended with {describe(mpirun.code)}" if has_ended else _PARTS_OF_MPI,
+                is_early=parts.is_any_running,
             )
         now = time.monotonic()
         for each in parts.timed:
@@ -197,10 +196,12 @@ def _needs_mpirun(parts: RunningJob) -> bool:
     return not has_left or any(peer.started_mpi for peer in parts.control.peers.values())
 
 
-def _lacks_mpirun(parts: RunningJob) -> bool:
-    """Tell whether programs run that nobody has asked to end, although mpirun has ended."""
-    has_ended = parts.mpirun.ended_at is not None
-    return has_ended and parts.is_any_running and parts.shutdown.asked_at is None
+def _lacks_mpirun(parts: RunningJob, processes: JobProcesses) -> bool:
+    """Tell whether programs run that nobody has asked to end, and no mpirun serves all of them."""
+    is_served = parts.mpirun.ended_at is None and (
+        processes.is_whole or not parts.control.is_complete
+    )
+    return not is_served and parts.is_any_running and parts.shutdown.asked_at is None
 
 
 def _wait_seconds(parts: RunningJob) -> float:
@@ -226,11 +227,7 @@ def _is_over(
                 processes.is_kept = True
                 return True
             control.broadcast(control_protocol.BYE, restart is not Restart.NONE)
-            ends = [peer.instance_end or {} for peer in control.peers.values()]
-            is_host_lost = any(end.get("lost") for end in ends)
-            mpirun.expect_end(
-                MPIRUN_SECONDS_AFTER_LOSS if is_host_lost else MPIRUN_SECONDS, time.monotonic()
-            )
+            mpirun.expect_end(processes.end_seconds, time.monotonic())
         return mpirun.ended_at is not None and not _awaits_wrappers(parts)
     if not _needs_mpirun(parts):
         return False
@@ -261,11 +258,12 @@ def _awaits_keepers(parts: RunningJob) -> bool:
 
 
 def _may_keep_wrappers(parts: RunningJob) -> bool:
-    """Tell whether all wrappers can run another program."""
-    peers = parts.control.peers.values()
+    """Tell whether the wrappers that are left can run other programs."""
     # MPI cannot start twice under the same wrapper: the second MPI_Init would wait for ever.
-    has_started_mpi = any((peer.instance_end or {}).get("started_mpi") for peer in peers)
-    return not has_started_mpi and all(peer.connection.is_open for peer in peers)
+    return not any(
+        peer.started_mpi or (peer.instance_end or {}).get("started_mpi")
+        for peer in parts.control.peers.values()
+    )
 
 
 def _drain_output(parts: RunningJob, selector: selectors.BaseSelector, signals: SignalPipe) -> None:

@@ -26,7 +26,13 @@ from poprun_py.planning.installed_mpi import (
     find_mpi,
     recognise,
 )
-from poprun_py.planning.mpi_commands import end_signal_of_mpirun, network_of_mpirun, split_args
+from poprun_py.planning.mpi_commands import (
+    command_for_some,
+    end_signal_of_mpirun,
+    network_of_mpirun,
+    split_args,
+    split_command,
+)
 from poprun_py.planning.views.command_text import folded
 
 # Options that change the command of a job with two instances on one host.
@@ -234,3 +240,17 @@ def test_the_network_of_mpirun_is_that_of_its_daemons(kind):
     else:
         assert told(global_args=(f"{own} eth1",)) == "eth1"
         assert told(global_args=(f"{own} eth0,eth1",)) is None
+
+
+@pytest.mark.parametrize("kind", [OPEN_MPI_5, MPICH])
+def test_a_command_starts_only_some_instances(kind):
+    whole = command(kind, host="node0,node1,node2", num_instances=6, num_replicas=6)
+    some = command_for_some(whole, ["node0"] * 2 + ["node1"] * 2 + ["node2"] * 2, (3, 4, 5))
+    first, *others = split_command(some)
+    of_three, *expected = split_command(whole)[3:]
+    assert first[-len(of_three) :] == of_three
+    assert others == expected
+    hosts = "node1:2,node2:2" if kind == OPEN_MPI_5 else "node1:1,node2:2"
+    assert first[first.index("-H" if kind == OPEN_MPI_5 else "-hosts") + 1] == hosts
+    alone = command(kind)
+    assert command_for_some(alone, ["here"] * 2, (0, 1)) == alone

@@ -22,7 +22,8 @@ from popdist_py.peers import greeting
 from popdist_py.peers.calls import Calls
 from poprun_py.instance import control_protocol, program_environment
 from poprun_py.running.supervise import connection
-from poprun_py.running.supervise.control_channel import ControlChannel, Hello, parse_hello
+from poprun_py.running.supervise.connection import Hello, parse_hello
+from poprun_py.running.supervise.control_channel import ControlChannel
 from poprun_py.running.supervise.launcher_folder import SOCKET_NAME
 
 MAIN = ROOT / "poprun_py" / "instance" / "start_wrapper.py"

@@ -137,7 +137,9 @@ class Channel:
             self.sent.append((index, next(frames)[:1]))
 
         connection = SimpleNamespace(send_parts=send_parts)
-        return SimpleNamespace(index=index, host="b", port=7, meeting_port=8, connection=connection)
+        return SimpleNamespace(
+            index=index, host="b", port=7, meeting_port=8, connection=connection, leased=()
+        )
 
     def send_to(self, index, kind, value):
         self.sent.append((index, kind))
@@ -160,7 +162,7 @@ class Shutdown:
 def start(tmp_path):
     """The start of two instances on another host, which lease it and read a file."""
     hosts = Hosts(
-        leases={0: {"cores": 2}},
+        leases={0: {"cpus": [2]}},
         refusal_of=lambda _, answer: answer.get("refusal", ""),
         others=frozenset({0, 1}),
     )
@@ -195,6 +197,19 @@ def test_programs_start_when_all_hosts_have_taken_leases_and_stored_the_file(sta
     ports = {"MASTER_PORT": "7", "POPDIST_MEETING_PORT": "8"}
     assert sent["variables"] == {**ports, "POPDIST_CALL": "/tmp/call"}
     assert sent["files"] == {"POPDIST_RUN_FILES": ""}
+
+
+def test_a_kept_wrapper_leases_only_other_cpus(start):
+    program_start, channel, _, _ = start
+    channel.peers[0].leased = [2]
+    program_start.begin()
+    assert channel.sent == [(index, control_protocol.INPUT_FILE) for index in (0, 1)]
+    channel.sent.clear()
+    channel.peers[0].leased = [1, 2]
+    program_start.begin()
+    assert channel.sent == [(0, control_protocol.LEASE)]
+    program_start.on_lease(channel.peers[0], {})
+    assert channel.peers[0].leased == [2]
 
 
 def test_a_refused_lease_or_a_full_host_ends_the_job(start):
