@@ -116,7 +116,7 @@ def pytest_collection_modifyitems(items):
     jobs = {item.path for item in items if item.get_closest_marker("mpi")}
     items.sort(
         key=lambda item: (
-            not _shared_fixture(item.path), item.path not in long, item.path not in jobs
+            not _shared_processes(item.path), item.path not in long, item.path not in jobs
         )
     )  # fmt: skip
 
@@ -134,23 +134,25 @@ def pytest_collection_finish(session):
     gc.enable()
 
 
-# Fixtures of the session that start processes with torch, and the code of a module that uses one.
+# Processes with torch that a session starts once, and the code of a module that uses them. Their
+# imports of torch take three seconds of CPU time in each worker that has such modules.
 _SHARED = {
     "instances": re.compile(r"\binstances\.run\("),
     "warm": re.compile(r"^def .*\bwarm\b.*\):$", re.MULTILINE),
+    "ranks": re.compile(r"^from support\.ranks import ", re.MULTILINE),
 }
 
 
 @functools.cache
-def _shared_fixture(module: Path) -> str:
-    """Return which fixture of ``_SHARED`` a module uses, or an empty string."""
+def _shared_processes(module: Path) -> str:
+    """Return which processes of ``_SHARED`` a module uses, or an empty string."""
     text = module.read_text()
     return next((name for name, use in _SHARED.items() if use.search(text)), "")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Keep the modules that share a fixture in one worker, so that its processes start once."""
+    """Keep the modules that share processes in one worker, so that these start once."""
     if config.option.dist != "loadscope":
         return None
     from xdist.scheduler import LoadScopeScheduling
@@ -158,7 +160,7 @@ def pytest_xdist_make_scheduler(config, log):
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             module = config.rootpath / nodeid.partition("::")[0]
-            return _shared_fixture(module) or super()._split_scope(nodeid)
+            return _shared_processes(module) or super()._split_scope(nodeid)
 
     return Scheduling(config, log)
 
