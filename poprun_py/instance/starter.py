@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 # A wrapper can be killed this many times until mpirun has to start another one.
-_NUM_KEEPERS = 3
+NUM_KEEPERS = 8
 _IGNORED = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT),
     *(signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2),
@@ -142,7 +142,7 @@ def leave_mpirun(
         os.dup2(null, each)
     os.close(null)
     keepers = Keepers()
-    for _ in range(_NUM_KEEPERS):
+    for _ in range(NUM_KEEPERS):
         process_control.become_subreaper()
         connection, of_wrapper = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()

@@ -120,6 +120,8 @@ def diagnosis(instance: InstanceResult) -> str:
         return f"out of memory: killed by the kernel (peak {peak}{of_limit})"
     if "MemoryError" in traceback_of(instance.stderr_tail).rpartition("\n")[2]:
         return f"out of memory: an allocation was refused (peak {peak}{of_limit})"
+    if instance.code == -9 and not instance.max_rss_bytes:
+        return "it ended with its wrapper, which was killed from outside"
     if instance.code == -9:
         return f"killed from outside; no memory limit was hit (peak {peak}{of_limit})"
     return ""

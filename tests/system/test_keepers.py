@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from support.processes import wait_until
 
+from poprun_py.instance.starter import NUM_KEEPERS
+
 pytestmark = pytest.mark.mpi
 
 # A program describes itself in the file ATTEMPT-RANK, and waits for the file "go".
@@ -86,9 +88,10 @@ def kill_wrapper(note):
 
 
 def test_keepers_replace_killed_wrappers_one_after_another(start, poprun, tmp_path):
-    job, note = start("--max-restarts", 4)
+    last = NUM_KEEPERS + 1
+    job, note = start("--max-restarts", last)
     spare = spare_of(note(0, 1))
-    for attempt in range(3):
+    for attempt in range(NUM_KEEPERS):
         before, other = note(attempt, 1), note(attempt, 0)
         time.sleep(0.2)  # the keeper learns of the spare
         keeper = kill_wrapper(before)
@@ -102,12 +105,12 @@ def test_keepers_replace_killed_wrappers_one_after_another(start, poprun, tmp_pa
         assert after["descriptors"] == before["descriptors"]
         assert not Path(f"/proc/{before['child']}").exists()
         assert spare_of(after) == spare
-    kill_wrapper(note(3, 1))  # no keeper is left, so mpirun starts another wrapper
-    assert note(4, 1)["before"][:2] == ["0-0", "0-1"]
+    kill_wrapper(note(NUM_KEEPERS, 1))  # no keeper is left, so mpirun starts another wrapper
+    assert note(last, 1)["before"][:2] == ["0-0", "0-1"]
     (tmp_path / "go").touch()
     _, stderr = job.communicate(timeout=60)
     assert job.returncode == 0, stderr
-    assert stderr.count("at once") == 4
+    assert stderr.count("at once") == last
     assert not poprun.survivors()
     assert not Path(note(0, 0)["states"]).exists()
 

@@ -13,6 +13,7 @@ import pytest
 from support.wrapper import START, frames
 
 from poprun_py.instance import control_protocol
+from poprun_py.instance.starter import NUM_KEEPERS
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_no_keeper_connects_after_the_end_of_the_wrapper(listener, starter):
 
 def test_the_starter_ends_with_the_last_keeper(listener, starter):
     before = None
-    for _ in range(4):
+    for _ in range(NUM_KEEPERS + 1):
         channel, received, hello = connected(listener)
         assert (hello["rank"], hello["token"]) == (1, "secret")
         assert hello["again"] is (before is not None)
