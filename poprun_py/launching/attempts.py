@@ -103,6 +103,8 @@ class Attempts:
     _reached_step: int = field(default=0, init=False)
     # The number of pauses since the last attempt after which the job was restarted without a pause.
     _num_pauses: int = field(default=0, init=False)
+    # The names of the variables that wrappers of earlier attempts may have.
+    _variables: set[str] = field(default_factory=set, init=False)
     _stdin_position: int | None = field(default_factory=stdin_position, init=False)
     # The value of time.monotonic() when the job's time limit began. The time in which the user
     # suspends (Ctrl-Z) or debugs the job is added to this value.
@@ -180,6 +182,10 @@ class Attempts:
         states = self._states.path
         files = replace(job.files, output_dir=output_dir, checkpoint_memory=states)
         job = replace(job, files=files, hosts=self._hosts.changeable(job.hosts))
+        if planned.config.memory_checkpoints:
+            names = {name for each in job.command.variables for name in each}
+            job = replace(job, command=job.command.resetting(self._variables - names))
+            self._variables |= names
         self.on_attempt(job)
         _make_folder_of_results(planned, count)
         if count:

@@ -6,8 +6,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -101,6 +101,14 @@ class Command:
         """Return the environment variables of an instance, if it is on this host."""
         merged = {**self.environ, **self.variables[instance]}
         return {name: value for name, value in merged.items() if value is not None}
+
+    def resetting(self, names: Collection[str]) -> Command:
+        """Return the command with the launcher's own values of variables that it does not set.
+
+        A wrapper of an earlier attempt has the variables ``names`` of an earlier command.
+        """
+        own = {name: self.environ.get(name) for name in names}
+        return replace(self, variables=tuple({**own, **each} for each in self.variables))
 
 
 class HostChanges(Protocol):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from poprun_py.running.supervise.job_description import Command
 from poprun_py.running.supervise.job_processes import assign
 
 _HOSTS = st.lists(st.sampled_from("abc"), max_size=8)
@@ -46,3 +47,13 @@ def test_wrappers_stay_where_the_hosts_do(hosts):
 def test_lost_wrappers_and_other_hosts(connected, before, after, kept, missing):
     found = assign(connected, before, after)
     assert (found.kept, found.missing) == (kept, missing)
+
+
+def test_kept_wrappers_lose_variables_that_the_next_command_does_not_set():
+    command = Command(
+        words=(), environ={"A": "own", "B": "own"}, variables=({"B": "0"}, {"B": "1"})
+    )
+    found = command.resetting({"A", "B", "C"})
+    own = {"A": "own", "C": None}
+    assert found.variables == ({**own, "B": "0"}, {**own, "B": "1"})
+    assert found.environ_of(1) == {"A": "own", "B": "1"}
