@@ -155,7 +155,7 @@ class TrainingCheckpoints:
         live = self._model.live_module()
         own = {**self._own_position(host_random_tensors()), **self._model.instance_state(live)}
         tensors: list[torch.Tensor] = []
-        rest = split(own, tensors)
+        rest, _ = split(own, tensors)
         wait_for_copies()
         parts = context.communicator().all_gather_object((rest, [bytes_of(t) for t in tensors]))
         training = self._model.training_state(live)

@@ -36,7 +36,7 @@ def host_random_tensors() -> dict[str, Any]:
     key = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
     return {
         "torch": torch.get_rng_state(),
-        "python": (version, torch.tensor(numbers), gauss),
+        "python": (version, torch.from_numpy(np.array(numbers, np.int64)), gauss),
         "numpy": {**numpy, "state": {"key": key, "pos": numpy["state"]["pos"]}},
     }
 

@@ -144,14 +144,17 @@ class LoopCheckpoints:
             equal = {name: each.state_dict() for name, each in self._equal.items()}
 
             def whole_state() -> dict[str, Any]:
-                for name, value in equal.items():
-                    self._check(name, value)
                 instances = [joined(rest, arrays) for rest, arrays in parts]
                 return {"format": _FORMAT, "equal": equal, "instances": instances}
 
+            def check() -> None:
+                for name, value in equal.items():
+                    self._check(name, value)
+
             if to_memory and self._memory is not None:
-                self._memory.save(step, whole_state, self._live(equal))
+                self._memory.save(step, whole_state, self._live(equal), check)
             if to_disk and peers.instance_index == 0:
+                check()
                 self._files.save(step, to_bytes(whole_state()))
 
     def _own_state(self) -> tuple[Any, list[Any]]:
@@ -165,9 +168,8 @@ class LoopCheckpoints:
         for name, value in objects.items():
             self._check(name, value)
         tensors: list[torch.Tensor] = []
-        rest = split(
-            {"buffers": buffers, "objects": objects, "random": host_random_tensors()}, tensors
-        )
+        state = {"buffers": buffers, "objects": objects, "random": host_random_tensors()}
+        rest, _ = split(state, tensors)
         return rest, [bytes_of(each) for each in tensors]
 
     def _live(self, equal: Mapping[str, Any]) -> list[torch.Tensor]:

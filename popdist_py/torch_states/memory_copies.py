@@ -26,7 +26,6 @@ from popdist_py.own_files.owner import NotOwnFileError
 from popdist_py.torch_states.state_parts import (
     bytes_of,
     from_bytes,
-    is_plain,
     joined,
     split,
     storable,
@@ -123,6 +122,7 @@ class MemoryCopies:
         step: int,
         make_state: Callable[[], Mapping[str, Any]],
         live: Sequence[torch.Tensor] = (),
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Copy a state to memory.
 
@@ -136,6 +136,8 @@ class MemoryCopies:
             live: The tensors that are equal on all instances, and change only after
                 ``wait_for_copies`` has returned. The background threads copy these tensors. All
                 instances pass the same tensors in the same order.
+            check: A function that raises an error if a checkpoint cannot contain the state. It is
+                not called if all values are plain.
         """
         if not self._is_writer:
             return
@@ -144,9 +146,11 @@ class MemoryCopies:
         num_live = len(tensors)
         head: Any = b""
         if self._slots.part == 0:
-            rest = split(make_state(), tensors)
-            # The rest of a plain state is a copy, which can be pickled beside the training.
-            head = rest if is_plain(rest) else to_bytes(rest)
+            # A plain rest can be pickled beside the training.
+            head, is_plain = split(make_state(), tensors)
+            if not is_plain:
+                check()
+                head = to_bytes(head)
         if self._is_immediate:
             self._write(step, head, tensors, num_live, ())
             return
@@ -259,6 +263,8 @@ def _loaded(slot: SlotState, is_known: Callable[[Any], bool]) -> Any:
         state = _whole(slot.head, slot.arrays)
         return state if is_known(state) else None
     except Exception:
+        # An edited program, or another version of torch or of this package, may have saved the
+        # state. Unpickling and comparing such values can raise any error.
         return None
 
 

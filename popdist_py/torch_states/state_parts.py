@@ -30,6 +30,7 @@ _DTYPES = {
     )
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_PLAIN_TYPES = frozenset((int, float, bool, str, type(None)))
 
 # torch.save stores a bytes object as text and a call of ``codecs.encode``. From torch 2.5 on,
 # torch.load permits the call of ``codecs.encode``. Versions of torch before 2.5 do not have the
@@ -61,7 +62,7 @@ def is_plain(value: Any, *, any_tensor: bool = False) -> bool:
         any_tensor: Whether to accept tensors that are pickled, such as those with gaps in memory.
     """
     kind = type(value)
-    if kind in (int, float, bool, str, type(None)):
+    if kind in _PLAIN_TYPES:
         return True
     is_accepted = partial(is_plain, any_tensor=any_tensor)
     if kind in (list, tuple):
@@ -74,7 +75,7 @@ def is_plain(value: Any, *, any_tensor: bool = False) -> bool:
 def _is_storable(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout == torch.strided
-        and tensor.device.type == "cpu"
+        and tensor.is_cpu
         and tensor.dtype in _NAMES
         and tensor.is_contiguous()
         and not tensor.requires_grad
@@ -83,17 +84,29 @@ def _is_storable(tensor: torch.Tensor) -> bool:
     )
 
 
-def split(state: Any, tensors: list[torch.Tensor]) -> Any:
-    """Return the rest of a state without its tensors, and append the tensors to ``tensors``.
+def split(state: Any, tensors: list[torch.Tensor]) -> tuple[Any, bool]:
+    """Separate the tensors of a state from its other values.
 
-    A tensor that cannot be stored as its bytes, such as a sparse tensor, remains in the rest. Two
-    tensors that share their memory are appended once, and not if ``tensors`` already contains them.
+    A tensor that cannot be stored as its bytes, such as a sparse tensor, remains in the rest.
+
+    Args:
+        state: The state.
+        tensors: The list to which the tensors are appended. Two tensors that share their memory are
+            appended once, and not if the list already contains them.
+
+    Returns:
+        The rest of the state, and whether the rest is plain. A plain rest shares no values with the
+        state that can change, and a checkpoint can contain the rest.
     """
+    is_plain_rest = True
     kinds = list(map(_kind, tensors))
     index_of = {_place(each): index for index, each in enumerate(tensors)}
 
     def walk(value: Any) -> Any:
+        nonlocal is_plain_rest
         kind = type(value)
+        if kind in _PLAIN_TYPES:
+            return value
         if kind is torch.Tensor and _is_storable(value):
             place = _place(value)
             if not value.numel() or place not in index_of:
@@ -101,15 +114,18 @@ def split(state: Any, tensors: list[torch.Tensor]) -> Any:
                 tensors.append(value)
                 kinds.append(_kind(value))
             return _TENSOR, index_of[place]
-        if kind is dict:
-            return {name: walk(each) for name, each in value.items()}
-        if kind is OrderedDict:
-            return _ordered(value, {name: walk(each) for name, each in value.items()})
+        if kind in (dict, OrderedDict):
+            if not _PLAIN_TYPES.issuperset(map(type, value)):
+                is_plain_rest = False
+            items = {name: walk(each) for name, each in value.items()}
+            return items if kind is dict else _ordered(value, items)
         if kind in (list, tuple):
             return kind(map(walk, value))
+        is_plain_rest = False
         return value
 
-    return walk(state), kinds
+    rest = walk(state), kinds
+    return rest, is_plain_rest
 
 
 def storable(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
