@@ -107,7 +107,8 @@ DUMP_STACKS, OBSERVE = b"U", b"N"
 # STOP sends the program a signal, later SIGKILL: [grace seconds, number of the signal].
 STOP = b"T"
 # After INSTANCE_ENDED, NEXT asks the wrapper to run the program once more, in the next attempt at
-# the job. The messages that follow are those before GO, and GO. No payload.
+# the job. The messages that follow are those before GO, and GO, whose variables tell the wrapper
+# its new instance. No payload.
 NEXT = b"X"
 # The wrapper may end. The payload tells whether the launcher restarts the job.
 BYE = b"B"

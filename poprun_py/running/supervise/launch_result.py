@@ -210,7 +210,7 @@ class Restart(enum.Enum):
 
     NONE = enum.auto()
     NEW_MPIRUN = enum.auto()
-    SAME_WRAPPERS = enum.auto()  # if mpirun and all wrappers of the attempt still run
+    SAME_WRAPPERS = enum.auto()  # as far as wrappers of the attempt still run
 
 
 # If a job has several causes to stop, its result has the most severe cause, or the first of equally
