@@ -4,12 +4,14 @@ import hashlib
 import os
 import signal
 import sys
+import time
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from popdist_py.checkpoint import LoopCheckpoints
+from popdist_py.torch_states.memory_copies import wait_for_copies
 
 STEPS = 12
 
@@ -19,8 +21,12 @@ def main(folder):
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(3)
+    width = int(os.environ.get("WIDTH", "8"))
     layers = torch.nn.Sequential(
-        torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 3)
+        torch.nn.Linear(6, width),
+        torch.nn.BatchNorm1d(width),
+        torch.nn.Dropout(0.3),
+        torch.nn.Linear(width, 3),
     )
     model = DistributedDataParallel(layers, broadcast_buffers=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
@@ -40,6 +46,8 @@ def main(folder):
         checkpoints.save(step)
         first_run = os.environ.get("POPDIST_RESTART_COUNT", "0") == "0"
         if first_run and os.environ.get("DIE_ONCE_AT") == f"{rank}:{step}":
+            wait_for_copies()
+            time.sleep(0.2)  # until the copies of the other instances are complete
             os.kill(os.getpid(), signal.SIGKILL)
     values = [*model.state_dict().values()]
     digest = hashlib.sha256(b"".join(v.numpy().tobytes() for v in values)).hexdigest()

@@ -192,11 +192,13 @@ def test_the_module_has_no_other_late_names():
 
 @pytest.mark.mpi
 @pytest.mark.timeout(200)
-def test_a_killed_rank_of_ddp_goes_on_to_the_bit(poprun, warm, tmp_path):
+@pytest.mark.parametrize("width", ["8", "70000"])  # the instances divide the larger state
+def test_a_killed_rank_of_ddp_goes_on_to_the_bit(poprun, warm, tmp_path, width):
+    env = {"WIDTH": width}
     words = ("--num-instances", "2", "--num-replicas", "2", "--memory-checkpoints")
-    whole = poprun(*words, *warm, PROGRAM, tmp_path / "a", timeout=80)
+    whole = poprun(*words, *warm, PROGRAM, tmp_path / "a", env=env, timeout=80)
     assert whole.returncode == 0, whole.stderr
-    env = {"DIE_ONCE_AT": "1:7"}
+    env["DIE_ONCE_AT"] = "1:7"
     killed = poprun(*words, "--max-restarts", "1", PROGRAM, tmp_path / "b", env=env, timeout=80)
     assert killed.returncode == 0, killed.stderr
     assert set(re.findall(r"resumed at (\d+)", killed.stdout)) == {"0", "7"}
