@@ -54,6 +54,7 @@ def test_wrappers_of_other_hosts_run_the_next_attempt_and_remove_the_states(
     assert [line[3] for line in second] == ["['0']\n"] * 2
     folder = second[0][2]
     assert all(has(host, folder) for host in lab.hosts)
+    assert len(lab[1].run("ls", "/dev/shm/poprun-py-leases").stdout.split()) == 1
     if how == "end":
         (tmp_path / "go").touch()
     else:
