@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -213,12 +214,23 @@ def test_cpus_are_leased_before_the_program_starts_and_until_the_wrapper_ends(tm
         assert [each.cpus for each in leases] == [(cpu,)]
         channel.sendall(message(control_protocol.GO, GO))
         start = next(value for kind, value in received if kind == control_protocol.STARTED)
-        files = [str(file.readlink()) for file in Path(f"/proc/{start['pid']}/fd").iterdir()]
+        files = open_files(start["pid"])
         assert files
         assert not [name for name in files if "lease" in name]
         wrapper.kill()
         wrapper.wait()
-        assert list_for_launcher(environ) == []
+        wait_until(lambda: list_for_launcher(environ) == [], 30)
+
+
+def open_files(pid):
+    """Return the names of the files that a process has open."""
+    names = []
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # a program opens and closes files as it starts
+            names.append(str(file.readlink()))
+    return names
 
 
 @pytest.mark.mpi
