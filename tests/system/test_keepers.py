@@ -15,15 +15,16 @@ from poprun_py.instance.starter import NUM_KEEPERS
 
 pytestmark = pytest.mark.mpi
 
-# A program describes itself in the file ATTEMPT-RANK, and waits for the file "go".
+# A program describes itself in the file ATTEMPT-RANK, and waits for the file "go". The launcher
+# prepares torch for a script with an import statement of the library, which is slow.
 PROGRAM = """
 import sys
 is_forked = "fractions" in sys.modules
-import json, os, subprocess, time
+import importlib, json, os, subprocess, time
 import fractions
 from pathlib import Path
-from popdist_py import heartbeat
 
+heartbeat = importlib.import_module("popdist_py.heartbeat")
 attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
 folder, states = Path(os.environ["NOTES"]), Path(os.environ["POPDIST_CHECKPOINT_MEMORY"])
 before = sorted(path.name for path in states.glob("*"))
