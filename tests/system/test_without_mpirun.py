@@ -13,12 +13,13 @@ from poprun_py import process_info
 
 pytestmark = pytest.mark.mpi
 
-# The programs of an attempt run until the file "go-ATTEMPT" exists.
+# The programs of an attempt run until the file "go-ATTEMPT" exists. The launcher prepares torch for
+# a script with an import statement of the library, which is slow.
 PROGRAM = """
-import os, sys, time
+import importlib, os, sys, time
 from pathlib import Path
-from popdist_py import heartbeat
 
+heartbeat = importlib.import_module("popdist_py.heartbeat")
 attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
 folder = Path(os.environ["NOTES"])
 states = Path(os.environ["POPDIST_CHECKPOINT_MEMORY"])
