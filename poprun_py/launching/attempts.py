@@ -181,7 +181,10 @@ class Attempts:
         output_dir = job.files.output_dir or self.output_folder
         states = self._states.path
         files = replace(job.files, output_dir=output_dir, checkpoint_memory=states)
-        job = replace(job, files=files, hosts=self._hosts.changeable(job.hosts))
+        of_next = partial(
+            job_of, attempt=replace(attempt, restart_count=count + 1), partition=self.partition
+        )
+        job = replace(job, files=files, hosts=self._hosts.changeable(job.hosts, of_next))
         if planned.config.memory_checkpoints:
             names = {name for each in job.command.variables for name in each}
             job = replace(job, command=job.command.resetting(self._variables - names))

@@ -22,7 +22,7 @@ from poprun_py.machines.host_list import Host
 from poprun_py.options.option_types import FOREVER
 from poprun_py.planning.hosts_and_mpi import hosts_of
 from poprun_py.planning.launch_plan import LaunchPlan
-from poprun_py.running.supervise.job_description import Hosts
+from poprun_py.running.supervise.job_description import Hosts, Job
 from poprun_py.running.supervise.launch_result import LaunchResult
 from poprun_py.running.supervise.other_hosts import HostWatch
 from poprun_py.terminal import Console
@@ -64,6 +64,7 @@ class JobHosts:
         self._back: list[str] = []
         self._told: dict[str, str] = {}  # the last problem of each host that the user knows
         self._has_model = False
+        self._job_of: Callable[[LaunchPlan], Job]
         wait = first.config.wait_for_hosts
         self._wait_seconds = math.inf if wait == FOREVER else float(wait or 0)
 
@@ -76,8 +77,12 @@ class JobHosts:
     def _names(planned: LaunchPlan) -> list[str]:
         return [host.name for host in planned.topology.hosts]
 
-    def changeable(self, hosts: Hosts) -> Hosts:
-        """Return the supervisor's description of hosts, with the changes that this job permits."""
+    def changeable(self, hosts: Hosts, job_of: Callable[[LaunchPlan], Job]) -> Hosts:
+        """Return the supervisor's description of hosts, with the changes that this job permits.
+
+        ``job_of`` returns the job of the next attempt by its plan.
+        """
+        self._job_of = job_of
         config, lost_after = self._first.config, hosts.lost_after
         if config.memory_checkpoints and self._wait_seconds:
             lost_after = _LOST_FOR_NOW_SECONDS
@@ -219,6 +224,22 @@ class JobHosts:
                 option = self._first.config.shown("wait_for_hosts")
                 self._console.warn(f"{name} is no longer awaited: the time of {option} is over")
         return bool(self._awaited)
+
+    def next_job(self) -> Job | None:
+        """Return the next attempt on all hosts that can be used; None if it has no plan."""
+        try:
+            return self._job_of(self._plan_on([*self._present, *self._back]))
+        except (UsageError, StartError):
+            return None
+
+    def wait_again(self, problem: str) -> bool:
+        """Wait again for the hosts that are back, because of a problem; return whether it waits."""
+        if not self._wait_seconds or not self._back:
+            return False
+        self._console.warn(f"not used: {', '.join(self._back)}: {problem}")
+        self._awaited |= dict.fromkeys(self._back, time.monotonic())
+        self._back.clear()
+        return True
 
     def ask_lost(self) -> str:
         """Ask the awaited hosts whether they can run the job; return their problems as JSON."""

@@ -274,6 +274,8 @@ def test_a_training_has_the_same_bits_on_fewer_hosts_and_on_all_again(make_lab, 
     lost, back = (each["host_change"] for each in report[1:])
     assert (lost["lost"], lost["num_instances"]) == (["node1"], 1)
     assert (back["joined"], back["num_instances"]) == (["node1"], 2)
+    # The packages were imported on the host while the training went on without it.
+    assert report[2]["restart"]["imports"] < 2
     # A silent host is lost after 3 s.
     times = [float(moment) for *_, moment in steps()]
     assert times[done.index(11)] - times[done.index(10)] < 30

@@ -1,4 +1,4 @@
-"""A connection that exchanges frames without blocking the launcher, and a wrapper's first frame."""
+"""A connection that exchanges frames without blocking the launcher, and the wrapper behind it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import json
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from poprun_py.instance import control_protocol
 
@@ -141,14 +142,57 @@ class Connection:
             self._selector.modify(self, wanted, self._handler)
 
 
+@dataclass(slots=True)
+class Peer:
+    """The launcher's state of one instance.
+
+    Attributes:
+        host: The name of the instance's host, as the host itself reports its name.
+        pid: The process id of the instance's wrapper.
+        port: The free port that the instance's host offers to the programs as ``MASTER_PORT``.
+        meeting_port: Another free port, at which instance 0 accepts the other instances if the
+            job does not start MPI; 0 in a job with one host.
+        clock_offset_ns: The nanoseconds to add to the clock of the instance's host to get the time
+            of the launcher's host.
+        started: The wrapper's report that the program has started; empty before the report arrives.
+        program_end: The wrapper's report of how the program ended; None before the report arrives.
+        instance_end: The report that the wrapper sends after all processes of the program have
+            ended and all output has arrived; None before the report arrives.
+        started_mpi: Whether the program has started MPI itself, and needs mpirun until its end.
+        lost_at: The time when the wrapper closed its connection without a host that was silent; 0
+            before.
+        has_model: Whether the last report about the running program had a PopTorch model.
+        leased: The CPUs that the wrapper has leased on its host for all instances there.
+        is_for_next: Whether the wrapper waits for the next attempt. Its index is then not an index
+            of an instance.
+        tail: The last bytes of the instance's standard error.
+    """
+
+    index: int
+    connection: Connection
+    host: str
+    pid: int
+    port: int = 0
+    meeting_port: int = 0
+    clock_offset_ns: int = 0
+    started: dict[str, Any] = field(default_factory=dict)
+    program_end: dict[str, Any] | None = None
+    instance_end: dict[str, Any] | None = None
+    started_mpi: bool = False
+    lost_at: float = 0.0
+    has_model: bool = False
+    leased: Sequence[int] = ()
+    is_for_next: bool = False
+    tail: bytearray = field(default_factory=bytearray)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hello:
     """The content of the first frame of a wrapper.
 
     Attributes:
         rank: The index of the wrapper's instance.
-        token: The secret of the control channel. This module checks the token only on a Unix
-            socket.
+        token: The secret of the control channel. Only a frame on a Unix socket has a token.
         port: A free port on the wrapper's host for the programs; 0 if the frame has no port.
         meeting_port: Another free port; 0 if the frame has none.
         time_ns: The time on the clock of the wrapper's host; 0 if the frame has no time.

@@ -19,7 +19,7 @@ import time
 # The module hmac offers this function, too, but loads OpenSSL, which takes 3 ms of every launch.
 from _operator import _compare_digest as compare_digest
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from poprun_py.errors import StartError
 from poprun_py.instance import control_protocol
 from poprun_py.running.keyboard.keyboard_input import pass_on_stdin
-from poprun_py.running.supervise.connection import Connection, Hello, parse_hello
+from poprun_py.running.supervise.connection import Connection, Hello, Peer, parse_hello
 from poprun_py.running.supervise.job_description import Hosts
 from poprun_py.running.supervise.launcher_folder import SOCKET_NAME
 
@@ -40,49 +40,8 @@ _CHECK_SECONDS, _SHORT_CHECK_SECONDS = 1.0, 0.25
 _ONE_HOST = Hosts()
 
 
-@dataclass(slots=True)
-class Peer:
-    """The launcher's state of one instance.
-
-    Attributes:
-        host: The name of the instance's host, as the host itself reports its name.
-        pid: The process id of the instance's wrapper.
-        port: The free port that the instance's host offers to the programs as ``MASTER_PORT``.
-        meeting_port: Another free port, at which instance 0 accepts the other instances if the
-            job does not start MPI; 0 in a job with one host.
-        clock_offset_ns: The nanoseconds to add to the clock of the instance's host to get the time
-            of the launcher's host.
-        started: The wrapper's report that the program has started; empty before the report arrives.
-        program_end: The wrapper's report of how the program ended; None before the report arrives.
-        instance_end: The report that the wrapper sends after all processes of the program have
-            ended and all output has arrived; None before the report arrives.
-        started_mpi: Whether the program has started MPI itself, and needs mpirun until its end.
-        lost_at: The time when the wrapper closed its connection without a host that was silent; 0
-            before.
-        has_model: Whether the last report about the running program had a PopTorch model.
-        leased: The CPUs that the wrapper has leased on its host for all instances there.
-        tail: The last bytes of the instance's standard error.
-    """
-
-    index: int
-    connection: Connection
-    host: str
-    pid: int
-    port: int = 0
-    meeting_port: int = 0
-    clock_offset_ns: int = 0
-    started: dict[str, Any] = field(default_factory=dict)
-    program_end: dict[str, Any] | None = None
-    instance_end: dict[str, Any] | None = None
-    started_mpi: bool = False
-    lost_at: float = 0.0
-    has_model: bool = False
-    leased: Sequence[int] = ()
-    tail: bytearray = field(default_factory=bytearray)
-
-
-class ChannelEvents(Protocol):
-    """The events of a control channel, as the supervisor handles them."""
+class WrapperEvents(Protocol):
+    """The events of connections to wrappers."""
 
     def connected(self, peer: Peer) -> None:
         """Handle a wrapper that has connected."""
@@ -92,6 +51,10 @@ class ChannelEvents(Protocol):
 
     def disconnected(self, peer: Peer) -> None:
         """Handle the end of the connection to a wrapper."""
+
+
+class ChannelEvents(WrapperEvents, Protocol):
+    """The events of a control channel, as the supervisor handles them."""
 
     def accept_failed(self, error: OSError) -> None:
         """Handle a lack of file descriptors, which prevents further instances from connecting."""
@@ -115,12 +78,18 @@ class ControlChannel:
 
     Attributes:
         peers: The connected instances.
+        next_peers: The wrappers that have connected ahead for the next attempt, with indices from
+            the number of instances on.
         token: The secret that a wrapper sends when the wrapper connects.
         address: The address to which the wrappers connect; empty before ``open``.
     """
 
     def __init__(self, num_instances: int, events: ChannelEvents, hosts: Hosts = _ONE_HOST) -> None:
         self.peers: dict[int, Peer] = {}
+        self.next_peers: dict[int, Peer] = {}
+        # The ranks of the wrappers that connect ahead, in the order of their indices.
+        self._next_ranks: Sequence[int] = ()
+        self._next_events: WrapperEvents
         self.token = os.urandom(16).hex()
         self.address = ""
         self._selector: selectors.BaseSelector
@@ -145,12 +114,15 @@ class ControlChannel:
 
         Args:
             events: The object that handles the events from now on.
-            kept: Maps the index of an instance to the index that its wrapper had before.
+            kept: Maps the index of an instance to the index that its wrapper had before, in
+                ``peers`` or in ``next_peers``.
             num_instances: The number of instances. Wrappers that ``kept`` lacks connect later.
         """
         self._events, self._paused, self._num_instances = events, False, num_instances
-        before = dict(self.peers)
+        before = self.all_peers
         self.peers.clear()
+        self.next_peers.clear()
+        self._next_ranks = ()
         for index, old in kept.items():
             peer = before.pop(old)
             ports = peer.instance_end or {}
@@ -159,8 +131,8 @@ class ControlChannel:
                 connection=peer.connection,
                 host=peer.host,
                 pid=peer.pid,
-                port=ports.get("port", 0),
-                meeting_port=ports.get("meeting_port", 0),
+                port=ports.get("port", peer.port),
+                meeting_port=ports.get("meeting_port", peer.meeting_port),
                 clock_offset_ns=peer.clock_offset_ns,
                 leased=peer.leased,
             )
@@ -168,6 +140,28 @@ class ControlChannel:
         self.broadcast(control_protocol.NEXT, None)
         for peer in before.values():
             self._dismiss(peer.connection)
+
+    def await_next(self, ranks: Sequence[int], events: WrapperEvents) -> None:
+        """Let wrappers with these ranks connect for the next attempt; ``events`` handles them."""
+        self._next_ranks, self._next_events = ranks, events
+
+    def dismiss_next(self) -> None:
+        """Let the wrappers for the next attempt end."""
+        for peer in self.next_peers.values():
+            self._dismiss(peer.connection)
+        self.next_peers.clear()
+
+    @property
+    def all_peers(self) -> dict[int, Peer]:
+        """The connected instances, and the wrappers for the next attempt."""
+        return self.peers | self.next_peers
+
+    def say_bye(self, *, is_restarted: bool) -> None:
+        """Let all wrappers end; ``is_restarted`` tells whether the launcher restarts the job."""
+        frame = control_protocol.pack(control_protocol.BYE, json.dumps(is_restarted).encode())
+        self._farewell = frame  # for wrappers that connect from now on
+        for peer in self.all_peers.values():
+            peer.connection.send(frame)
 
     def _dismiss(self, connection: Connection) -> None:
         """Let a wrapper end that the next attempt does not need."""
@@ -217,8 +211,6 @@ class ControlChannel:
         frame = control_protocol.pack(kind, json.dumps(value).encode())
         for peer in self.peers.values():
             peer.connection.send(frame)
-        if kind == control_protocol.BYE:
-            self._farewell = frame  # for wrappers that replace killed ones from now on
 
     def next_deadline(self) -> float:
         """Return the time of the next check of all connections."""
@@ -234,7 +226,7 @@ class ControlChannel:
         for connection in self._others:
             connection.drop_unread(now)
         self._others = {each for each in self._others if each.is_open}
-        for peer in self.peers.values():
+        for peer in self.all_peers.values():
             if peer.connection.is_open and self._is_unreachable(peer.connection.channel):
                 self._disconnect(peer)
 
@@ -265,7 +257,7 @@ class ControlChannel:
     @property
     def is_any_open(self) -> bool:
         """Whether any wrapper still has its connection, which a wrapper closes when it ends."""
-        return any(peer.connection.is_open for peer in self.peers.values())
+        return any(peer.connection.is_open for peer in self.all_peers.values())
 
     def wait_for_ends(self, seconds: float) -> None:
         """Wait until all wrappers have closed their connections, at most ``seconds``."""
@@ -276,7 +268,7 @@ class ControlChannel:
 
     def close(self) -> None:
         """Close every connection."""
-        for peer in self.peers.values():
+        for peer in self.all_peers.values():
             peer.connection.close()
         for connection in self._others:
             connection.finish()
@@ -358,11 +350,12 @@ class ControlChannel:
         if peer.index in self.peers:
             self._replace(self.peers[peer.index], peer)
             return
-        self.peers[peer.index] = peer
+        (self.next_peers if peer.is_for_next else self.peers)[peer.index] = peer
         self._watch(peer)
+        self._say_farewell(peer)
         if self.is_complete and not self._stays_open:
             self._close_gate()
-        self._events.connected(peer)
+        self._events_of(peer).connected(peer)
 
     def _admit(self, connection: Connection, kind: bytes, payload: bytes) -> Peer | None:
         """Return the instance of a wrapper; None after serving a process that is not a wrapper.
@@ -382,15 +375,19 @@ class ControlChannel:
             connection.close()
             return None
         hello = parse_hello(kind, payload)
+        is_for_next, index = not hello.again and hello.rank in self._next_ranks, hello.rank
+        if is_for_next:
+            index = self._num_instances + self._next_ranks.index(hello.rank)
         # For a wrapper on another host, the ``Gate`` has already checked the token.
         if (
             (is_local and not compare_digest(hello.token.encode(), self.token.encode()))
-            or not 0 <= hello.rank < self._num_instances
-            or not self._may_fill(hello)
+            or not (is_for_next or 0 <= index < self._num_instances)
+            or not self._may_fill(index, hello)
         ):
             raise ValueError("not one of this job's instances")
         return Peer(
-            index=hello.rank,
+            index=index,
+            is_for_next=is_for_next,
             connection=connection,
             host=hello.host,
             pid=hello.pid,
@@ -399,9 +396,9 @@ class ControlChannel:
             clock_offset_ns=time.time_ns() - hello.time_ns if not is_local and hello.time_ns else 0,
         )
 
-    def _may_fill(self, hello: Hello) -> bool:
+    def _may_fill(self, index: int, hello: Hello) -> bool:
         """Return whether an instance has no wrapper, or this wrapper replaces a killed one."""
-        before = self.peers.get(hello.rank)
+        before = self.all_peers.get(index)
         return before is None or (hello.again and hello.host == before.host)
 
     def _replace(self, killed: Peer, wrapper: Peer) -> None:
@@ -415,8 +412,12 @@ class ControlChannel:
         )
         self.peers[new.index] = new
         self._watch(new)
+        self._say_farewell(new)
+
+    def _say_farewell(self, peer: Peer) -> None:
+        """Let a wrapper end that has connected after the others were told to end."""
         if self._farewell:
-            new.connection.send(self._farewell)
+            peer.connection.send(self._farewell)
 
     def _watch(self, peer: Peer) -> None:
         peer.connection.watch(partial(self._exchange, peer), is_read=not self._paused)
@@ -432,14 +433,17 @@ class ControlChannel:
         except (ValueError, RecursionError):
             frames, values = None, []
         for kind, value in values:
-            self._events.received(peer, kind, value)
+            self._events_of(peer).received(peer, kind, value)
         if frames is None:
             peer.lost_at = time.monotonic()
             self._disconnect(peer)
 
     def _disconnect(self, peer: Peer) -> None:
         peer.connection.close()
-        self._events.disconnected(peer)
+        self._events_of(peer).disconnected(peer)
+
+    def _events_of(self, peer: Peer) -> WrapperEvents:
+        return self._next_events if peer.is_for_next else self._events
 
 
 def _value(kind: bytes, payload: bytes) -> Any:

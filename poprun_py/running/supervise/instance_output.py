@@ -18,7 +18,7 @@ from poprun_py.running.screen.panel import Panel
 from poprun_py.running.screen.repeat_filter import RepeatedTracebacks
 from poprun_py.running.screen.repeated_warnings import RepeatedWarnings
 from poprun_py.running.screen.tagged_output import OutputStream, Screen, Sink, make_stream
-from poprun_py.running.supervise.control_channel import Peer
+from poprun_py.running.supervise.connection import Peer
 from poprun_py.running.supervise.job_description import Job
 from poprun_py.terminal import (
     can_erase,

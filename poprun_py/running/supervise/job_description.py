@@ -122,6 +122,12 @@ class HostChanges(Protocol):
     def is_waiting(self) -> bool:
         """Whether the job waits for hosts that it has lost."""
 
+    def next_job(self) -> Job | None:
+        """Return the next attempt on all hosts that can be used; None if it has no plan."""
+
+    def wait_again(self, problem: str) -> bool:
+        """Wait again for the hosts that are back, because of a problem; return whether it waits."""
+
     def ask_lost(self) -> str:
         """Ask the lost hosts whether they can run the job."""
 

@@ -10,13 +10,12 @@ import contextlib
 import selectors
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from poprun_py.instance import control_protocol
 from poprun_py.instance.job_folders import JobFolder
-from poprun_py.running.supervise.control_channel import ControlChannel
+from poprun_py.running.supervise.control_channel import ControlChannel, WrapperEvents
 from poprun_py.running.supervise.job_description import Job
 from poprun_py.running.supervise.launcher_folder import (
     make_launcher_folder,
@@ -94,7 +93,8 @@ class JobProcesses:
         self._earlier: list[Mpirun] = []  # the mpiruns that started other wrappers of the job
         self._folder: JobFolder | None = None
         self._selector: selectors.BaseSelector | None = None
-        self._job: Job | None = None  # the attempt before
+        self._job: Job | None = None  # the attempt before, or the running attempt
+        self._next_hosts: tuple[str, ...] = ()  # of the wrappers that were started ahead
         self._opened = contextlib.ExitStack()
 
     @property
@@ -129,23 +129,20 @@ class JobProcesses:
         if self.is_kept and not self._use_kept(job):
             self.dismiss(is_restarted=True)
         self.is_kept, self._job, self.is_whole = False, job, self._is_whole(job)
+        self._next_hosts = ()
         if self._folder is None:
             self._folder = make_launcher_folder()
 
     def _use_kept(self, job: Job) -> bool:
         """Choose the wrappers for an attempt; tell whether the attempt can use any of them."""
-        control, before = self.control, self._job
-        assert control is not None
+        before = self._job
         assert before is not None
         for key, events in self.selector.select(0):  # a wrapper may have been killed meanwhile
             key.data(key.fileobj, events)
         for each in self._earlier:
             each.wait(0)
-        connected = [index for index, peer in control.peers.items() if peer.connection.is_open]
-        found = assign(connected, before.hosts.given, job.hosts.given)
-        # Only a job that has had other hosts listens for wrappers of other hosts.
-        is_unreachable = control.address.startswith("unix:") and job.hosts.listen is not None
-        if not found.kept or is_unreachable:
+        found = self._assign(job)
+        if not found.kept:
             return False
         if job.command.words_for is not None:
             self.kept = found.kept
@@ -154,11 +151,53 @@ class JobProcesses:
             self.kept, self.words = found.kept, ()
         return bool(self.kept)
 
+    def _assign(self, job: Job) -> Assignment:
+        """Assign the connected wrappers to the instances of the next attempt."""
+        control, before = self.control, self._job
+        assert control is not None
+        assert before is not None
+        is_unreachable = control.address.startswith("unix:") and job.hosts.listen is not None
+        if is_unreachable:
+            # Only a job that has had other hosts listens for wrappers of other hosts.
+            return Assignment(kept={}, missing=())
+        peers = control.all_peers.items()
+        connected = [index for index, peer in peers if peer.connection.is_open]
+        return assign(connected, (*before.hosts.given, *self._next_hosts), job.hosts.given)
+
+    def start_next(
+        self, start: Callable[[Job], Mpirun], job: Job, events: WrapperEvents
+    ) -> tuple[Mpirun, tuple[int, ...]] | None:
+        """Start the missing wrappers of the next attempt while the present attempt runs.
+
+        Args:
+            start: Starts mpirun with the command of a job.
+            job: The next attempt.
+            events: Handles the events of the wrappers.
+
+        Returns:
+            The mpirun and the instances of the wrappers, in the order of the wrappers' indices;
+            None if no wrapper is missing, or if mpirun can only start all of them.
+        """
+        assert self.control is not None
+        self.control.dismiss_next()
+        self._next_hosts = ()
+        missing = self._assign(job).missing
+        if not missing or job.command.words_for is None:
+            return None
+        self._next_hosts = tuple(job.hosts.given[index] for index in missing)
+        self.control.await_next(missing, events)
+        words = job.command.words_for(missing)
+        mpirun = start(replace(job, command=replace(job.command, words=words)))
+        self._earlier.append(mpirun)
+        self._opened.callback(mpirun.end)
+        return mpirun, missing
+
     def _is_whole(self, job: Job) -> bool:
         before = self._job
         if not self.kept or before is None:
             return True
-        return self.is_whole and not self.words and job.hosts.given == before.hosts.given
+        has_same = not self.words and not self._next_hosts
+        return self.is_whole and has_same and job.hosts.given == before.hosts.given
 
     def open_control(self, control: ControlChannel, job: Job) -> None:
         """Let the wrappers that mpirun will start connect to ``control``."""
@@ -216,7 +255,7 @@ class JobProcesses:
             return
         if self.control is not None and self._mpirun is not None:
             self._mpirun.begin_next(lambda _: None, lambda _: None)
-            self.control.broadcast(control_protocol.BYE, is_restarted)
+            self.control.say_bye(is_restarted=is_restarted)
             self._mpirun.expect_end(self.end_seconds, time.monotonic())
             self.control.wait_for_ends(MPIRUN_SECONDS)
             self._mpirun.wait(self.end_seconds)

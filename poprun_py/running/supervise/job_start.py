@@ -20,7 +20,8 @@ from popdist_py.environment import CALL, CHECKPOINT_MEMORY, MEETING_PORT, MPI_NE
 from popdist_py.errors import counted
 from poprun_py.errors import StartError
 from poprun_py.instance import control_protocol, process_control
-from poprun_py.running.supervise.control_channel import ControlChannel, Peer
+from poprun_py.running.supervise.connection import Peer
+from poprun_py.running.supervise.control_channel import ControlChannel
 from poprun_py.running.supervise.job_description import Job
 from poprun_py.running.supervise.launch_result import Cause
 from poprun_py.running.supervise.shutdown import JobShutdown

@@ -23,7 +23,7 @@ from poprun_py.instance import control_protocol
 from poprun_py.running.supervise.launcher_folder import ANY_FOLDER, SOCKET_NAME, folder_prefix
 
 if TYPE_CHECKING:
-    from poprun_py.running.supervise.control_channel import Peer
+    from poprun_py.running.supervise.connection import Peer
     from poprun_py.running.supervise.job_description import Job
 
 _ANSWER_SECONDS = 10.0

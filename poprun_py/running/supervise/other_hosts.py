@@ -5,11 +5,16 @@ another host writes its files to a private folder on that host. After the progra
 wrapper sends the files to the launcher. In a job with a timeline, the launcher asks each other host
 for the time on that host's clock, at the start and at the end of the program there. Hosts that the
 job has lost or is to get are asked in child processes.
+
+In an attempt, all instances wait for the slowest start. A wrapper on another host needs seconds to
+start and to import packages. With states in memory, the launcher therefore starts the wrappers on
+hosts that come back while the programs run, and ends the attempt when the wrappers are ready.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -19,13 +24,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from popdist_py.atomic_file import open_private
+from poprun_py.errors import StartError
 from poprun_py.instance import control_protocol
-from poprun_py.running.supervise.job_description import FilePlace, HostChanges
+from poprun_py.running.supervise.connection import Peer
+from poprun_py.running.supervise.control_channel import WrapperEvents
+from poprun_py.running.supervise.job_description import FilePlace, HostChanges, Job
 from poprun_py.running.supervise.job_start import Finding, Question
 
 if TYPE_CHECKING:
     from popdist_py.timeline.clocks import ClockSample
     from poprun_py.running.supervise.control_channel import ControlChannel
+    from poprun_py.running.supervise.mpirun_process import Mpirun
     from poprun_py.running.supervise.shutdown import JobShutdown
 
 # The maximum uncompressed size, in bytes, of one part of a file that a wrapper sends.
@@ -37,8 +46,12 @@ _NUM_QUESTIONS: Final = 8
 _ASK_SECONDS = 3.0
 # The launcher checks at this interval, in seconds, whether a child process has answered.
 _ANSWER_SECONDS = 0.1
+# After this time, the job does not wait for the wrappers any longer.
+_READY_SECONDS = 30.0
 
 Answer = Callable[[str], None]
+# Starts the missing wrappers of a job; returns mpirun and the instances of the wrappers, or None.
+Start = Callable[[Job, WrapperEvents], "tuple[Mpirun, tuple[int, ...]] | None"]
 
 
 class ReceivedFiles:
@@ -153,6 +166,9 @@ class HostWatch:
 
     def on_time(self, now: float) -> None:
         """Ask the next host or the lost hosts, or take an answer that has arrived."""
+        is_idle = math.isinf(self._check_at) and not self._has_ended
+        if is_idle and self._changes.is_waiting:  # for a host that was back for a moment
+            self._check_at = now + _ASK_SECONDS
         if now < self._check_at:
             return
         self._check_at = now + _ANSWER_SECONDS
@@ -208,6 +224,10 @@ class NewHosts:
         self._shutdown = shutdown
         self._request = request
 
+    def end(self) -> None:
+        """Stop asking hosts, because the job ends."""
+        self._watch.end()
+
     def add(self, want: dict[str, Any], answer: Answer, now: float) -> None:
         """Let a host be asked; the answer is JSON with the name of the host, or with a problem."""
         name, peers = want.get("add_host"), self._control.peers.values()
@@ -224,3 +244,112 @@ class NewHosts:
     def _ask(self, name: str, answer: Answer) -> None:
         has_model = any(peer.has_model for peer in self._control.peers.values())
         self._watch.add(name, answer, time.monotonic(), has_model=has_model)
+
+
+# --- wrappers on hosts that come back -------------------------------------------------------------
+
+
+class NextWrappers:
+    """The wrappers of the next attempt, as ``control_channel.WrapperEvents``.
+
+    Args:
+        job: The running attempt.
+        start: Starts wrappers.
+        log: Writes a line of the launcher's own log.
+        use: Ends the attempt, for a reason, so that the next attempt uses the hosts.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        start: Start,
+        log: Callable[[str], None],
+        use: Callable[[str], None],
+    ) -> None:
+        self._num_instances = job.num_instances
+        # Only wrappers that keep states in memory stay over attempts.
+        self._changes = job.hosts.changes if job.hosts.keeps_state else None
+        self._start = start
+        self._log = log
+        self._use = use
+        self._next: Job | None = None
+        self._mpirun: Mpirun | None = None  # None except while wrappers become ready
+        self._instances: tuple[int, ...] = ()
+        # The indices of the wrappers that have connected, and that are ready.
+        self._connected: set[int] = set()
+        self._ready: set[int] = set()
+        self._reason = ""
+        self._began = 0.0
+
+    def begin(self, reason: str) -> None:
+        """Start wrappers on hosts that can be used, and use the hosts when the wrappers are ready.
+
+        If wrappers are becoming ready for other hosts, the job also uses the new hosts then.
+        """
+        if self._mpirun is not None:
+            return
+        try:
+            self._next = self._changes.next_job() if self._changes is not None else None
+            started = self._start(self._next, self) if self._next is not None else None
+        except StartError as error:
+            self._log(f"no wrappers are started ahead: {error}")
+            started = None
+        if started is None:
+            self._use(reason)
+            return
+        self._mpirun, self._instances = started
+        self._reason, self._began = reason, time.monotonic()
+        self._connected, self._ready = set(), set()
+        self._log(f"{reason}: its wrappers are started while the programs run")
+
+    def connected(self, peer: Peer) -> None:
+        """Let a wrapper make a spare, which imports the packages of the program."""
+        assert self._next is not None
+        self._connected.add(peer.index)
+        instance = self._instances[peer.index - self._num_instances]
+        payload = json.dumps({"variables": self._next.command.variables[instance]}).encode()
+        peer.connection.send(control_protocol.pack(control_protocol.PREPARE, payload))
+
+    def received(self, peer: Peer, kind: bytes, value: Any) -> None:
+        """Use the hosts when the last wrapper is ready."""
+        if kind == control_protocol.PREPARED:
+            self._log(f"the wrapper on {peer.host} {'has' if value else 'cannot have'} a spare")
+            self._ready.add(peer.index)
+            if len(self._ready) == len(self._instances):
+                self._end()
+
+    def disconnected(self, peer: Peer) -> None:
+        """Wait for the hosts again, because one of them may be lost again."""
+        self._give_up(f"the wrapper on {peer.host} has vanished")
+
+    def next_deadline(self) -> float:
+        """Return the time at which ``on_time`` next has work to do; inf for never."""
+        if self._mpirun is None:
+            return math.inf
+        return min(self._mpirun.next_deadline(), self._began + _READY_SECONDS)
+
+    def on_time(self, now: float) -> None:
+        """Use the hosts if their wrappers become ready too late; give up if these do not start."""
+        if self._mpirun is None:
+            return
+        self._mpirun.on_time(now)
+        is_late = now >= self._began + _READY_SECONDS
+        has_ended = self._mpirun.has_just_ended()
+        if len(self._connected) < len(self._instances) and (is_late or has_ended):
+            self._give_up("mpirun did not start the wrappers")
+        elif is_late:
+            self._end()
+
+    def _give_up(self, problem: str) -> None:
+        if self._mpirun is None:
+            return
+        if self._changes is not None and self._changes.wait_again(problem):
+            self._mpirun = None
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        if self._mpirun is not None:
+            self._mpirun.all_connected()
+            self._mpirun = None
+            self._use(self._reason)

@@ -15,7 +15,7 @@ from popdist_py.errors import counted
 from poprun_py.display.formatting import printable
 from poprun_py.errors import PROCESSES_ADVICE, StartError
 from poprun_py.process_info import process_refusals_and_limit
-from poprun_py.running.supervise.control_channel import Peer
+from poprun_py.running.supervise.connection import Peer
 from poprun_py.running.supervise.job_description import Job
 from poprun_py.running.supervise.launch_result import (
     HANG_EXIT_CODE,

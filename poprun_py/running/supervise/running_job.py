@@ -28,7 +28,8 @@ from poprun_py.running.keyboard.keyboard_input import (
 )
 from poprun_py.running.screen.tagged_output import keep_end, tag_width
 from poprun_py.running.supervise.activity_monitor import ActivitySample
-from poprun_py.running.supervise.control_channel import ControlChannel, Peer
+from poprun_py.running.supervise.connection import Peer
+from poprun_py.running.supervise.control_channel import ControlChannel
 from poprun_py.running.supervise.hang_detection import HangCheck, HangDetector
 from poprun_py.running.supervise.instance_output import InstanceOutput
 from poprun_py.running.supervise.job_description import Job
@@ -40,7 +41,9 @@ from poprun_py.running.supervise.other_hosts import (
     HostClocks,
     HostWatch,
     NewHosts,
+    NextWrappers,
     ReceivedFiles,
+    Start,
 )
 from poprun_py.running.supervise.outcome import ShortageCheck, leftovers_sentence
 from poprun_py.running.supervise.shutdown import JobShutdown, TimeLimits
@@ -95,7 +98,6 @@ class RunningJob:
         self.diagnosis: StartDiagnosis
         self.shortages: ShortageCheck
         self.observer: JobObserver
-        self._host_watch: HostWatch | None = None
         self._new_hosts: NewHosts | None = None
         self._selector: selectors.BaseSelector
         self.timed: list[Timed] = []
@@ -130,7 +132,9 @@ class RunningJob:
         )
         self._handlers = self._frame_handlers()
 
-    def begin(self, mpirun: Mpirun, selector: selectors.BaseSelector, began: float) -> None:
+    def begin(
+        self, mpirun: Mpirun, selector: selectors.BaseSelector, began: float, start_next: Start
+    ) -> None:
         """Make more parts of the job while mpirun starts; ``began`` is the job's start time."""
         # These modules are imported here, so that mpirun starts during the imports.
         from poprun_py.running.watch.job_observer import JobObserver, RoundTimes
@@ -138,9 +142,7 @@ class RunningJob:
         from poprun_py.running.watch.records import Recorders
 
         job, output, control, watchers = self.job, self.output, self.control, self.job.watchers
-        self.began = began
-        self.mpirun = mpirun
-        self._selector = selector
+        self.began, self.mpirun, self._selector = began, mpirun, selector
         self.shortages = ShortageCheck(self.folder.parent)
         live = LiveView(
             panel_size=lambda: output.panel_size,
@@ -184,9 +186,10 @@ class RunningJob:
             output,
         ]
         if job.hosts.changes is not None:
-            watch = self._host_watch = HostWatch(job.hosts.changes, self.shutdown.use_new_hosts)
+            ahead = NextWrappers(job, start_next, output.log, self.shutdown.use_new_hosts)
+            watch = HostWatch(job.hosts.changes, ahead.begin)
             self._new_hosts = NewHosts(watch, control, self.shutdown, self.observer.request)
-            self.timed.append(watch)
+            self.timed += [watch, ahead]
         if job.limits.hang_timeout is not None:
             check = HangCheck(self._hangs, self._stacks, self.shutdown, mpirun, self._is_blocked)
             self.timed.insert(0, check)
@@ -483,8 +486,8 @@ class RunningJob:
     def end_questions(self) -> None:
         """End the child processes that ask hosts."""
         self.diagnosis.end()
-        if self._host_watch is not None:
-            self._host_watch.end()
+        if self._new_hosts is not None:
+            self._new_hosts.end()
 
     def _on_shutdown(self, now: float) -> None:
         self.output.stopped_at = now

@@ -11,13 +11,14 @@ import selectors
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from poprun_py.errors import StartError, start_errors
-from poprun_py.instance import control_protocol, process_control
+from poprun_py.instance import process_control
 from poprun_py.instance.job_folders import folder_locations, remove_abandoned
 from poprun_py.running.supervise import outcome
 from poprun_py.running.supervise.instance_output import InstanceOutput
-from poprun_py.running.supervise.job_description import Job
+from poprun_py.running.supervise.job_description import Command, Job
 from poprun_py.running.supervise.job_processes import JobProcesses
 from poprun_py.running.supervise.launch_result import LaunchResult, Restart, describe
 from poprun_py.running.supervise.launcher_folder import SOCKET_NAME, mpirun_folder_variables
@@ -92,6 +93,18 @@ def _start(
 ) -> SignalPipe:
     """Start mpirun, or programs under kept wrappers; return the signals for the loop."""
     job, output, control, began = parts.job, parts.output, parts.control, time.monotonic()
+
+    def start(job: Job, on_signal: Callable[[int], None] = lambda _: None) -> Mpirun:
+        return Mpirun(
+            job,
+            _environment(parts, job.command),
+            control.address,
+            selector,
+            output.log,
+            mpirun_files,
+            on_signal,
+        )
+
     with start_errors("the launcher cannot run the job"):
         open_files = process_control.raise_open_files()
         resources.callback(process_control.set_open_files, open_files)
@@ -105,30 +118,25 @@ def _start(
         resources.callback(selector.unregister, signals)
         resources.callback(output.close)
         resources.callback(parts.keyboard.close)
-        resources.callback(processes.end)
-        if not processes.kept:
-            processes.open_control(control, job)
-        # Orphaned processes of a killed wrapper become children of the launcher, which ends these
-        # processes after the job.
+        # Orphaned processes of a killed wrapper or mpirun become children of the launcher, which
+        # ends these processes after the job.
         if not process_control.become_subreaper():
             # A Python program that launches jobs does not expect to adopt orphans outside a job.
             resources.callback(process_control.end_as_subreaper)
+        resources.callback(processes.end)
+        if not processes.kept:
+            processes.open_control(control, job)
         control.begin_next(parts, processes.kept, job.num_instances)
         mpirun = processes.mpirun
         if mpirun is None or processes.words:
-            mpirun = processes.mpirun = Mpirun(
-                replace(job, command=replace(job.command, words=processes.words)),
-                _environment(parts),
-                control.address,
-                selector,
-                output.log,
-                mpirun_files,
-                parts.shutdown.on_signal_of_mpirun,
+            command = replace(job.command, words=processes.words)
+            mpirun = processes.mpirun = start(
+                replace(job, command=command), parts.shutdown.on_signal_of_mpirun
             )
         else:
             mpirun.begin_next(output.log, parts.shutdown.on_signal_of_mpirun)
     # The following preparations take place while mpirun starts.
-    parts.begin(mpirun, selector, began)
+    parts.begin(mpirun, selector, began, partial(processes.start_next, start))
     resources.callback(parts.end_questions)
     parts.begin_next()
     if processes.words:
@@ -169,9 +177,9 @@ def _run(
     return result
 
 
-def _environment(parts: RunningJob) -> dict[str, str]:
-    """Return the environment of mpirun."""
-    command, control = parts.job.command, parts.control
+def _environment(parts: RunningJob, command: Command) -> dict[str, str]:
+    """Return the environment of the mpirun that executes a command."""
+    control = parts.control
     environ = {
         **mpirun_folder_variables(parts.folder, command.words, command.environ),
         **{name: value for name, value in command.environ.items() if name != "_"},
@@ -226,7 +234,7 @@ def _is_over(
             if restart is Restart.SAME_WRAPPERS and _may_keep_wrappers(parts):
                 processes.is_kept = True
                 return True
-            control.broadcast(control_protocol.BYE, restart is not Restart.NONE)
+            control.say_bye(is_restarted=restart is not Restart.NONE)
             mpirun.expect_end(processes.end_seconds, time.monotonic())
         return mpirun.ended_at is not None and not _awaits_wrappers(parts)
     if not _needs_mpirun(parts):

@@ -125,7 +125,7 @@ def job(monkeypatch):
     ],
 )
 def test_a_silent_host_is_lost_early_if_its_loss_costs_little(job, options, seconds):
-    assert job("localhost", **options).changeable(Hosts()).lost_after == seconds
+    assert job("localhost", **options).changeable(Hosts(), None).lost_after == seconds
 
 
 def end(job, *lost, has_model=True):

@@ -317,6 +317,25 @@ def test_an_unreachable_host_is_disconnected_although_data_was_sent_to_it(opened
         assert not channel.peers[0].connection.is_open
 
 
+def test_wrappers_for_the_next_attempt_connect_beside_the_present_one(opened, tmp_path):
+    channel, events, turn = opened
+    ahead, address = Events(), f"unix:{tmp_path / SOCKET_NAME}"
+    with ended(wrapper(address, channel.token, "sleep", "60")) as first:
+        wait_until(lambda: turn() or channel.is_complete)
+        with ended(wrapper(address, channel.token, "sleep", "60")) as refused:
+            wait_until(lambda: turn() or refused.poll() is not None)
+        channel.await_next((0,), ahead)
+        with ended(wrapper(address, channel.token, "sleep", "60")) as second:
+            wait_until(lambda: turn() or "connected" in ahead.names())
+            assert [channel.peers[0].pid, channel.next_peers[1].pid] == [first.pid, second.pid]
+            assert events.names() == ["connected"]
+            channel.begin_next(events, {0: 1}, 1)
+            assert (channel.peers[0].pid, channel.next_peers) == (second.pid, {})
+            channel.send_to(0, control_protocol.GO, {"variables": {}})
+            wait_until(lambda: turn() or "received" in events.names())
+            assert ahead.names() == ["connected"]
+
+
 def inspect(folder, events, turn):
     """Return a connection that has requested the status, and the function that answers it."""
     asked = socket.socket(socket.AF_UNIX)

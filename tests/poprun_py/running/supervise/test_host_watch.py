@@ -56,6 +56,9 @@ def test_lost_hosts_are_asked_until_they_are_back():
     run(watch, lambda: reasons)
     assert (reasons, changes.taken) == (["node1 is back"], ["node1"])
     assert watch.next_deadline() == float("inf")
+    changes.is_waiting = True  # the host is lost again before the job uses it
+    watch.on_time(time.monotonic())
+    assert watch.next_deadline() < float("inf")
 
 
 def test_without_lost_hosts_nothing_is_asked():

@@ -11,7 +11,7 @@ import pytest
 from support.launcher.jobs import a_job
 from support.terminals import screen_of
 
-from poprun_py.running.supervise.control_channel import Peer
+from poprun_py.running.supervise.connection import Peer
 from poprun_py.running.supervise.instance_output import InstanceOutput
 from poprun_py.running.supervise.job_description import Watchers
 

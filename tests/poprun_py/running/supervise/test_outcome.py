@@ -14,7 +14,7 @@ from support.launcher.jobs import a_job
 from poprun_py.errors import StartError
 from poprun_py.launching import launch
 from poprun_py.launching.failure_report import report_text
-from poprun_py.running.supervise.control_channel import Peer
+from poprun_py.running.supervise.connection import Peer
 from poprun_py.running.supervise.launch_result import Cause, Stop
 from poprun_py.running.supervise.outcome import (
     Ending,
