@@ -82,7 +82,8 @@ def _divisions(
     """Yield the options of a job and the number of hosts that it uses, the best choice first."""
     topology, config = first.topology, first.config
     if may_change:
-        for used, instances in divisions(topology, num_hosts):
+        keeps_wrappers = config.memory_checkpoints
+        for used, instances in divisions(topology, num_hosts, keeps_wrappers=keeps_wrappers):
             yield with_instances(config, instances), used
         return
     possible = [used for used in range(num_hosts, 0, -1) if not config.num_instances % used]
@@ -92,16 +93,20 @@ def _divisions(
     yield from ((shared, used) for used in possible)
 
 
-def divisions(topology: Topology, num_hosts: int) -> Iterator[tuple[int, int]]:
+def divisions(
+    topology: Topology, num_hosts: int, *, keeps_wrappers: bool = False
+) -> Iterator[tuple[int, int]]:
     """Yield numbers of hosts and instances for a job, with as many hosts and instances as possible.
 
     The instances can be divided evenly over the hosts, and the replicas evenly over the instances.
     No host gets more instances than in ``topology`` on as many hosts, or than in ``topology`` with
-    fewer hosts.
+    fewer hosts. If the hosts that are left keep their wrappers, no host gets additional instances,
+    because the programs of new wrappers start seconds later.
     """
     replicas = topology.num_replicas
     for used in range(num_hosts, 0, -1):
-        most = topology.instances_per_host * max(used, len(topology.hosts))
+        counted_hosts = used if keeps_wrappers else max(used, len(topology.hosts))
+        most = topology.instances_per_host * counted_hosts
         most -= most % used
         yield from ((used, number) for number in range(most, 0, -used) if replicas % number == 0)
 

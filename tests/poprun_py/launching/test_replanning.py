@@ -71,6 +71,19 @@ def test_the_first_division_uses_as_many_hosts_and_instances_as_possible(whole, 
     assert next(divisions(whole, left)) == best
 
 
+@pytest.mark.parametrize(
+    ("whole", "left", "best"),
+    [
+        (topology(4, 1, 2), 3, (2, 2)),
+        (topology(4, 2, 1), 2, (2, 4)),
+        (topology(2, 1, 2), 1, (1, 1)),
+        (topology(2, 1, 2), 4, (4, 4)),
+    ],
+)
+def test_no_host_gets_more_instances_if_wrappers_are_kept(whole, left, best):
+    assert next(divisions(whole, left, keeps_wrappers=True)) == best
+
+
 def test_options_name_no_instance_that_does_not_exist_any_more():
     config = LaunchConfig(
         num_instances=4, num_replicas=4, stdin_instance=3, only_output_from_instance=(1, 3)
