@@ -157,14 +157,19 @@ class TrainingCheckpoints:
         tensors: list[torch.Tensor] = []
         rest, _ = split(own, tensors)
         wait_for_copies()
-        parts = context.communicator().all_gather_object((rest, [bytes_of(t) for t in tensors]))
+        arrays = [bytes_of(each) for each in tensors]
+        parts = context.communicator().all_gather_object((live is not None, rest, arrays))
         training = self._model.training_state(live)
 
         def whole_state() -> dict[str, Any]:
-            instances = [joined(rest, arrays) for rest, arrays in parts]
+            instances = [joined(rest, arrays) for _, rest, arrays in parts]
             return self._whole_state(training, instances, extra)
 
-        unchanged = [] if live is None else [*live.weights, *training["optimizer"].values()]
+        # If only one instance has read its weights, such as for its log, only this instance has no
+        # live tensors. All instances must pass the same tensors, so they pass none.
+        unchanged: list[torch.Tensor] = []
+        if live is not None and all(is_live for is_live, _, _ in parts):
+            unchanged = [*live.weights, *training["optimizer"].values()]
         self._memory.save(step, whole_state, unchanged)
 
     def _own_position(self, random: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ import time
 import pytest
 import torch
 
-from popdist_py import heartbeat, poptorch
+import popdist_py
+from popdist_py import heartbeat, memory_slots, poptorch
 from popdist_py.checkpoint import Checkpoints
 from popdist_py.environment import CHECKPOINT_MEMORY, MEMORY_CHECKPOINTS
 from popdist_py.memory_slots import MemorySlots, slots_folder
@@ -38,9 +39,10 @@ def adamw(parameters):
     return poptorch.optim.AdamW(parameters, lr=0.01, loss_scaling=4.0)
 
 
-def training(make_optimizer=sgd, loss_scaling=False, half=False):
-    options = poptorch.Options().showCompilationProgressBar(False)
-    options.replicationFactor(2)
+def training(make_optimizer=sgd, loss_scaling=False, half=False, options=None):
+    if options is None:
+        options = poptorch.Options().replicationFactor(2)
+    options.showCompilationProgressBar(False)
     options.randomSeed(3)
     options.Training.setAutomaticLossScaling(loss_scaling)
     net = Net().half() if half else Net()
@@ -202,18 +204,22 @@ def test_a_state_that_was_copied_to_the_disk_without_the_program_is_resumed(tmp_
     assert same(trained(2, 4), whole)
 
 
+def slowed(checkpoints, seconds):
+    write = checkpoints._memory._slots.write
+
+    def slowly(*args):
+        time.sleep(seconds)
+        return write(*args)
+
+    checkpoints._memory._slots.write = slowly
+
+
 def test_states_during_the_next_step_are_those_of_their_step(tmp_path, memory):
     """The optimiser must not change tensors while they are copied."""
     model = training(adamw)
     checkpoints = TrainingCheckpoints(tmp_path / "disk", model, disk_every=100)
     slots = MemorySlots(slots_folder(str(memory), tmp_path / "disk"))
-    write = checkpoints._memory._slots.write
-
-    def slowly(*args):
-        time.sleep(0.05)
-        return write(*args)
-
-    checkpoints._memory._slots.write = slowly
+    slowed(checkpoints, 0.05)
     model(*batch(0))
     weights = {k: v.clone() for k, v in model.state_dict().items()}
     for step in range(1, 4):
@@ -226,6 +232,41 @@ def test_states_during_the_next_step_are_those_of_their_step(tmp_path, memory):
         assert resumed.resume()[0] == step
         assert same(weights, dict(again.state_dict()))
         weights = {k: v.clone() for k, v in model.state_dict().items()}
+
+
+def late_sums(array, target=None, sums=memory_slots._sums):
+    time.sleep(0 if target is None else 0.3)
+    return sums(array, target)
+
+
+def _resumed_steps(folder):
+    """Train in a job in which only instance 0 reads its weights; resume after each step."""
+    popdist_py.init()
+    resumed = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CHECKPOINT_MEMORY, f"{folder}/memory")
+        patch.setenv(MEMORY_CHECKPOINTS, "1")
+        patch.setattr(memory_slots, "_DIVIDED_BYTES", 1)
+        model = training(options=poptorch.DistributedOptions())
+        checkpoints = TrainingCheckpoints(f"{folder}/disk", model, disk_every=100)
+        # A part of instance 1 would begin first and end last.
+        if popdist_py.getInstanceIndex() == 0:
+            slowed(checkpoints, 0.1)
+        else:
+            patch.setattr(memory_slots, "_sums", late_sums)
+        for step in range(1, 4):
+            model(*batch(step))
+            if popdist_py.getInstanceIndex() == 0:
+                model.state_dict()
+            checkpoints.save(step)
+            again = training(options=poptorch.DistributedOptions())
+            resumed.append(TrainingCheckpoints(f"{folder}/disk", again).resume()[0])
+    return resumed
+
+
+@pytest.mark.mpi
+def test_instances_store_a_state_after_one_of_them_has_read_its_weights(instances, tmp_path):
+    assert instances.run(_resumed_steps, str(tmp_path)) == [[1, 2, 3]] * 2
 
 
 def test_the_newer_of_memory_and_disk_is_resumed(tmp_path, memory):
