@@ -104,6 +104,7 @@ class MemorySlots:
         self.part = part
         self._num_parts = min(num_parts, MAX_PARTS)
         self._maps: list[mmap.mmap | None] = [None] * NUM_SLOTS
+        self._inodes: list[int] = [0] * NUM_SLOTS  # of the mapped files
         self._loaded: int | None = None  # the index of the slot that ``newest`` returned
         self._lock = -1  # the descriptor of the job's folder, which this process has locked
 
@@ -184,7 +185,7 @@ class MemorySlots:
     def discard_others(self) -> None:
         """Make all slots incomplete but the one that ``newest`` returned, so they are written next.
 
-        Otherwise, a part from an earlier attempt could become part of a new state.
+        Without this call, a part from an earlier attempt could become part of a new state.
         """
         for slot in {*range(NUM_SLOTS)} - {self._loaded}:
             with contextlib.suppress(OSError), slot_path(self._folder, slot).open("r+b") as file:
@@ -202,9 +203,12 @@ class MemorySlots:
         self._forget_files()
 
     def _forget_removed_files(self) -> None:
-        """Forget the mapped files if a cleaner of /dev/shm has removed one of them."""
+        """Forget the mapped files if a cleaner of /dev/shm has removed one of them.
+
+        Another process that writes the state may have created the file again.
+        """
         for slot, mapped in enumerate(self._maps):
-            if mapped is not None and not slot_path(self._folder, slot).exists():
+            if mapped is not None and self._inodes[slot] != _inode(slot_path(self._folder, slot)):
                 self._forget_files()
                 return
 
@@ -239,13 +243,14 @@ class MemorySlots:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(slot_path(self._folder, slot), flags, 0o600)
         try:
-            size = max(num_bytes, os.fstat(descriptor).st_size)
+            found = os.fstat(descriptor)
+            size = max(num_bytes, found.st_size)
             # Without reserved memory, a write to a full file system would end the process.
             os.posix_fallocate(descriptor, 0, size)
             mapped = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         finally:
             os.close(descriptor)
-        self._maps[slot] = mapped
+        self._maps[slot], self._inodes[slot] = mapped, found.st_ino
         return mapped
 
 
@@ -275,7 +280,6 @@ class _Layout:
     def __init__(self, shared: Sequence[int], others: Sequence[int], head_bytes: int) -> None:
         self._shared, self._others = shared, others
         self._tables = [np.array(sizes, np.uint64).tobytes() for sizes in (shared, others)]
-        self._head_bytes = head_bytes
         first, self.rest = _places(HEADER_BYTES + 8 * len(shared), shared)
         rest_bytes = 8 * len(others) + head_bytes
         last, self.num_bytes = _places(self.rest + rest_bytes, others)
@@ -313,6 +317,13 @@ class _Layout:
         if part == 0:
             for index, size in enumerate(self._others, len(self._shared)):
                 yield index, 0, size
+
+
+def _inode(path: Path) -> int:
+    """Return the inode of a file, or 0 if the file is absent."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_ino
+    return 0
 
 
 def _aligned(place: int) -> int:

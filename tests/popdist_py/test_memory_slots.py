@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -101,7 +102,7 @@ def test_a_changed_bit_is_refused(tmp_path_factory, place, bit, data):
         assert all(map(np.array_equal, found.arrays, arrays))
 
 
-@pytest.mark.parametrize("length", [0, 7, 30, 63, 64, 200, 4000])
+@pytest.mark.parametrize("length", [0, 7, 127, 4095, 4096, 4100, 4106, 4200, 9000])
 def test_a_short_file_is_refused(tmp_path, length):
     slots = MemorySlots(tmp_path)
     slots.write(1, b"head", [np.ones(5000, np.uint8)])
@@ -195,6 +196,38 @@ def test_parts_of_an_earlier_attempt_do_not_become_parts_of_a_new_state(tmp_path
             2, b"", shared_arrays(attempt, (5000,)), num_shared=1
         )
     assert states(tmp_path).step == 1
+
+
+def test_parts_that_are_written_at_the_same_time_are_one_state(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_slots, "_DIVIDED_BYTES", 1)
+    first, second = parts_of(tmp_path, 2)
+    for step in (1, 2, 3):
+        arrays = shared_arrays(step, (5000, 70))
+        outer, inner = (first, second) if step % 2 else (second, first)
+        write_inner = functools.partial(inner.write, step, b"", arrays, num_shared=2)
+        assert outer.write(step, b"", arrays, write_inner, num_shared=2)
+        found = states(tmp_path)
+        assert found.step == step
+        assert all(map(np.array_equal, found.arrays, arrays))
+
+
+@pytest.mark.parametrize("removed", [["slot-0"], ["slot-1"], ["slot-0", "slot-1"]])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_all_parts_are_written_to_a_file_that_was_made_again(tmp_path, monkeypatch, removed, steps):
+    monkeypatch.setattr(memory_slots, "_DIVIDED_BYTES", 1)
+    parts = parts_of(tmp_path, 2)
+
+    def write(step):
+        for each in parts:
+            each.write(step, b"", shared_arrays(step, (5000,)), num_shared=1)
+
+    for step in range(steps):
+        write(step)
+    for name in removed:
+        (tmp_path / name).unlink(missing_ok=True)
+    for step in (8, 9):
+        write(step)
+        assert states(tmp_path).step == step
 
 
 def test_small_arrays_are_not_divided(tmp_path):
