@@ -62,10 +62,11 @@ class LoopCheckpoints:
             train(step)
             checkpoints.save(step + 1)
 
-    All instances have equal modules and optimizers, so each host stores them once. Each instance
-    has its own buffers, random numbers (of torch, Python and NumPy) and other objects, such as a
-    scheduler or a data loader. With another number of instances than before, an instance without
-    a saved state of its own loads the objects of instance 0, and keeps its random numbers.
+    All instances must have equal modules and optimizers, because each host stores them only once,
+    and each of its instances copies a part of them to memory. Each instance has its own buffers,
+    random numbers (of torch, Python and NumPy) and other objects, such as a scheduler or a data
+    loader. With another number of instances than before, an instance without a saved state of its
+    own loads the objects of instance 0, and keeps its random numbers.
 
     Args:
         folder: The folder of the checkpoint files, on the host of instance 0.
@@ -141,6 +142,9 @@ class LoopCheckpoints:
             wait_for_copies()
             peers = _peers()
             parts = peers.all_gather_object(self._own_state())
+            to_disk = to_disk and peers.instance_index == 0
+            if not (to_memory or to_disk):
+                return  # a sharded optimizer may have gathered its state on instance 0 alone
             equal = {name: each.state_dict() for name, each in self._equal.items()}
 
             def whole_state() -> dict[str, Any]:
@@ -153,7 +157,7 @@ class LoopCheckpoints:
 
             if to_memory and self._memory is not None:
                 self._memory.save(step, whole_state, self._live(equal), check)
-            if to_disk and peers.instance_index == 0:
+            if to_disk:
                 check()
                 self._files.save(step, to_bytes(whole_state()))
 

@@ -17,7 +17,7 @@ from popdist_py import checkpoint
 from popdist_py.checkpoint import Checkpoints, LoopCheckpoints
 from popdist_py.environment import CHECKPOINT_MEMORY, MEMORY_CHECKPOINTS
 from popdist_py.slot_files import copy_to_disk
-from popdist_py.torch_states import memory_copies
+from popdist_py.torch_states import loop_checkpoints, memory_copies
 from popdist_py.torch_states.memory_copies import wait_for_copies
 
 PROGRAM = Path(__file__).with_name("ddp_checkpoint_program.py")
@@ -177,6 +177,27 @@ def test_a_later_state_that_could_not_be_loaded_is_refused(tmp_path, memory):
     with pytest.raises(TypeError, match=r"state_dict\(\) of dated holds more"):
         checkpoints.save(2)
     assert checkpoints.resume() == 1
+
+
+class Second:
+    """The calls of instance 1 to a job of two instances."""
+
+    instance_index = 1
+
+    def all_gather_object(self, value):
+        return [value, value]
+
+
+def test_an_instance_that_saves_nothing_needs_no_state_of_its_optimizer(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop_checkpoints, "_peers", Second)
+    loop = Loop(tmp_path / "c")
+
+    def refuse():
+        raise RuntimeError("the state is on instance 0")
+
+    monkeypatch.setattr(loop.optimizer, "state_dict", refuse)
+    loop.checkpoints.save(1)
+    assert not (tmp_path / "c").exists()
 
 
 def test_other_checkpoints_are_refused(tmp_path):
