@@ -127,7 +127,7 @@ class MemoryCopies:
         """Copy a state to memory.
 
         Before the call, all instances must have called ``wait_for_copies``, and then a collective.
-        So the state before is complete, or will never be complete.
+        After the collective, no instance writes the state of an earlier call any more.
 
         Args:
             step: The number of training steps that are done.
@@ -205,7 +205,10 @@ class MemoryCopies:
         return self._slots.newest(is_loadable)
 
     def discard_others(self) -> None:
-        """Discard the states that ``newest`` did not return, when all instances have called it."""
+        """Discard all states but the result of ``newest``.
+
+        All instances of the host must have returned from ``newest`` before.
+        """
         if self._slots.part == 0:
             self._slots.discard_others()
 
