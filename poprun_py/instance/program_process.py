@@ -124,6 +124,8 @@ class ProgramProcess:
 
         if not runs_hook(self.command):
             return False
+        # Imports of numerical libraries read the CPUs, and programs inherit the memory policy.
+        binding.apply_planned()
         null = os.open(os.devnull, os.O_RDWR)
         # Without the hook, the second command would run the program.
         for command in ([self.command[0], "-c", ""], self.command):

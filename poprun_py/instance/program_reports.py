@@ -152,7 +152,6 @@ class ProgramReports:
             "call": memory.last_collective() if is_without_calls else None,
             "polls": memory.polls(),
             "trained_alone": memory.trained_alone(),
-            "started_mpi": memory.has_started_mpi(),
             "has_model": memory.has_model(),
             "started": self._program.started_ns,
             "now": time.monotonic_ns(),

@@ -79,7 +79,7 @@ class Keepers:
             try:  # noqa: SIM105 (importing contextlib would take longer than this module)
                 each.sendmsg([message], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             except OSError:
-                pass  # the keeper was killed or stopped
+                pass  # the keeper was killed or stopped, or the spare's environment is too large
 
     def keep(self, connection: "socket.socket", child: int) -> None:
         """In a keeper, wait until the wrapper is killed; exit if the wrapper ends by itself.

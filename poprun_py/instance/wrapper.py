@@ -133,7 +133,7 @@ class Wrapper:
             self._hold_states(keepers.states_path)
         # The spare, which can fork the program of the next attempt.
         self._prepared: PreparedPython | None = None if keepers is None else keepers.spare
-        self._is_restarted = False  # whether the launcher restarts the job after this attempt
+        self._is_restarted = False  # whether another attempt may follow, which needs the states
         # The time from which the wrapper may end: 0 after the message BYE or the launcher's end.
         self._leave_at = float("inf")
         self._prepare_program()
@@ -173,14 +173,16 @@ class Wrapper:
         """Make MPI's daemon, which started this process, listen on the job's network only.
 
         Only the first instance of a host moves the daemon's sockets. On the launcher's host, the
-        launcher itself moves the daemon's sockets.
+        launcher itself moves the daemon's sockets. A keeper that takes over leaves them alone,
+        because the daemon may have ended, and another process may have its process id.
 
         Returns:
             The ports of the moved sockets or a problem, for the STARTED message.
         """
         network = os.environ.get("POPDIST_NETWORK")
         is_first = program_environment.is_first_on_host()
-        if not network or not is_first or not self._channel.is_remote:
+        has_taken_over = self._keepers is not None and self._keepers.has_taken_over
+        if not network or not is_first or not self._channel.is_remote or has_taken_over:
             return {}
         try:
             sockets = program_environment.import_lent_sockets()
@@ -203,7 +205,9 @@ class Wrapper:
         elif kind == control_protocol.INPUT_FILE:
             self._receive_file(payload)
         elif kind in (control_protocol.STOP, control_protocol.BYE):
-            self._is_restarted = kind == control_protocol.BYE and payload == b"true"
+            # STOP means that a wrapper or a host was lost before the start. The launcher then
+            # restarts the job, if it may, and the programs need the states of this host.
+            self._is_restarted = kind == control_protocol.STOP or payload == b"true"
             sys.exit(1)
 
     def _take_lease(self, request: "dict[str, Any]") -> None:

@@ -159,8 +159,8 @@ class Peer:
         instance_end: The report that the wrapper sends after all processes of the program have
             ended and all output has arrived; None before the report arrives.
         started_mpi: Whether the program has started MPI itself, and needs mpirun until its end.
-        lost_at: The time when the wrapper closed its connection without a host that was silent; 0
-            before.
+        lost_at: The time when the wrapper's end of the connection was closed; 0 before, and if the
+            launcher has closed the connection, for example to a silent host.
         has_model: Whether the last report about the running program had a PopTorch model.
         leased: The CPUs that the wrapper has leased on its host for all instances there.
         is_for_next: Whether the wrapper waits for the next attempt. Its index is then not an index

@@ -101,7 +101,7 @@ class ControlChannel:
         self._num_instances = num_instances
         self._lost_after = hosts.lost_after
         self._is_early = hosts.lost_after < control_protocol.LOST_AFTER_SECONDS
-        # Whether wrappers may connect later than the first attempt's.
+        # Whether wrappers may also connect after the programs have started.
         self._stays_open = hosts.keeps_state
         self._events = events
         self._paused = False
@@ -398,7 +398,7 @@ class ControlChannel:
 
     def _may_fill(self, index: int, hello: Hello) -> bool:
         """Return whether an instance has no wrapper, or this wrapper replaces a killed one."""
-        before = self.all_peers.get(index)
+        before = self.peers.get(index) or self.next_peers.get(index)
         return before is None or (hello.again and hello.host == before.host)
 
     def _replace(self, killed: Peer, wrapper: Peer) -> None:

@@ -11,7 +11,7 @@ import selectors
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from poprun_py.instance.job_folders import JobFolder
@@ -165,20 +165,27 @@ class JobProcesses:
         return assign(connected, (*before.hosts.given, *self._next_hosts), job.hosts.given)
 
     def start_next(
-        self, start: Callable[[Job], Mpirun], job: Job, events: WrapperEvents
+        self,
+        start: Callable[[Job, tuple[str, ...]], Mpirun],
+        job: Job,
+        events: WrapperEvents,
     ) -> tuple[Mpirun, tuple[int, ...]] | None:
         """Start the missing wrappers of the next attempt while the present attempt runs.
 
         Args:
-            start: Starts mpirun with the command of a job.
+            start: Starts mpirun for a job, with the words of a command.
             job: The next attempt.
             events: Handles the events of the wrappers.
 
         Returns:
             The mpirun and the instances of the wrappers, in the order of the wrappers' indices;
-            None if no wrapper is missing, or if mpirun can only start all of them.
+            None if no wrapper is missing, if mpirun can only start all of them, or if wrappers of
+            the present attempt are still to connect.
         """
         assert self.control is not None
+        if not self.control.is_complete:
+            # Their ranks may be those of wrappers of the next attempt.
+            return None
         self.control.dismiss_next()
         self._next_hosts = ()
         missing = self._assign(job).missing
@@ -186,8 +193,7 @@ class JobProcesses:
             return None
         self._next_hosts = tuple(job.hosts.given[index] for index in missing)
         self.control.await_next(missing, events)
-        words = job.command.words_for(missing)
-        mpirun = start(replace(job, command=replace(job.command, words=words)))
+        mpirun = start(job, job.command.words_for(missing))
         self._earlier.append(mpirun)
         self._opened.callback(mpirun.end)
         return mpirun, missing
@@ -239,7 +245,7 @@ class JobProcesses:
             self.control = self._mpirun = None
 
     def close(self) -> None:
-        """Remove the launcher's folder after the end of mpirun, unless mpirun is kept."""
+        """End every mpirun and remove the launcher's folder, unless the wrappers are kept."""
         if self.is_kept:
             return
         self.end()

@@ -321,5 +321,6 @@ class Mpirun:
             return
         if not data:
             self._selector.unregister(pipe)
+            pipe.close()  # a long job may start many mpiruns
             return
         self._output = (self._output + data)[-_CHUNK:]

@@ -344,6 +344,8 @@ class NextWrappers:
         if self._mpirun is None:
             return
         if self._changes is not None and self._changes.wait_again(problem):
+            # Later wrappers would take the places of those that are started next.
+            self._mpirun.stop(time.monotonic())
             self._mpirun = None
         else:
             self._end()

@@ -495,5 +495,4 @@ class RunningJob:
         if not self.control.is_complete:
             # mpirun may wait for a host that was lost. No program has started, so no program needs
             # time to save a checkpoint.
-            self.diagnosis.end()
             self.mpirun.stop(now)

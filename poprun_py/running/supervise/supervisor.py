@@ -91,13 +91,16 @@ def supervise(
 def _start(
     parts: RunningJob, processes: JobProcesses, resources: contextlib.ExitStack
 ) -> SignalPipe:
-    """Start mpirun, or programs under kept wrappers; return the signals for the loop."""
+    """Start mpirun for wrappers that are not kept; return the signals for the loop."""
     job, output, control, began = parts.job, parts.output, parts.control, time.monotonic()
 
-    def start(job: Job, on_signal: Callable[[int], None] = lambda _: None) -> Mpirun:
+    def start(
+        job: Job, words: tuple[str, ...], on_signal: Callable[[int], None] = lambda _: None
+    ) -> Mpirun:
+        command = replace(job.command, words=words)
         return Mpirun(
-            job,
-            _environment(parts, job.command),
+            replace(job, command=command),
+            _environment(parts, command),
             control.address,
             selector,
             output.log,
@@ -129,10 +132,8 @@ def _start(
         control.begin_next(parts, processes.kept, job.num_instances)
         mpirun = processes.mpirun
         if mpirun is None or processes.words:
-            command = replace(job.command, words=processes.words)
-            mpirun = processes.mpirun = start(
-                replace(job, command=command), parts.shutdown.on_signal_of_mpirun
-            )
+            on_signal = parts.shutdown.on_signal_of_mpirun
+            mpirun = processes.mpirun = start(job, processes.words, on_signal)
         else:
             mpirun.begin_next(output.log, parts.shutdown.on_signal_of_mpirun)
     # The following preparations take place while mpirun starts.
@@ -205,7 +206,7 @@ def _needs_mpirun(parts: RunningJob) -> bool:
 
 
 def _lacks_mpirun(parts: RunningJob, processes: JobProcesses) -> bool:
-    """Tell whether programs run that nobody has asked to end, and no mpirun serves all of them."""
+    """Tell whether programs run without a request to end, and no mpirun serves all of them."""
     is_served = parts.mpirun.ended_at is None and (
         processes.is_whole or not parts.control.is_complete
     )
@@ -224,7 +225,7 @@ def _is_over(
     processes: JobProcesses,
     restart_after: Callable[[LaunchResult], Restart],
 ) -> bool:
-    """Tell whether all instances have reported their ends, and mpirun has ended or is kept."""
+    """Tell whether all instances have ended, and mpirun has ended or the wrappers are kept."""
     control, mpirun, is_any_running = parts.control, parts.mpirun, parts.is_any_running
     if control.is_complete and not is_any_running:
         if not mpirun.is_expected_to_end:
@@ -251,7 +252,7 @@ def _awaits_wrappers(parts: RunningJob) -> bool:
 
 
 def _restart_after(parts: RunningJob, restart_after: Callable[[LaunchResult], Restart]) -> Restart:
-    """Tell how the job is restarted, when all instances have ended and mpirun still runs."""
+    """Tell how the job is restarted, after all instances have ended."""
     try:
         return restart_after(outcome.launch_result(_ending(parts)))
     except StartError:
@@ -268,10 +269,7 @@ def _awaits_keepers(parts: RunningJob) -> bool:
 def _may_keep_wrappers(parts: RunningJob) -> bool:
     """Tell whether the wrappers that are left can run other programs."""
     # MPI cannot start twice under the same wrapper: the second MPI_Init would wait for ever.
-    return not any(
-        peer.started_mpi or (peer.instance_end or {}).get("started_mpi")
-        for peer in parts.control.peers.values()
-    )
+    return not any(peer.started_mpi for peer in parts.control.peers.values())
 
 
 def _drain_output(parts: RunningJob, selector: selectors.BaseSelector, signals: SignalPipe) -> None:

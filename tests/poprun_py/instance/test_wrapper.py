@@ -17,6 +17,7 @@ from support.wrapper import frames, wrapped
 
 from poprun_py import process_info
 from poprun_py.instance import control_protocol
+from poprun_py.instance.job_folders import folder_name
 from poprun_py.instance.program_process import ProgramProcess
 from poprun_py.instance.wrapper import LEAVE_SECONDS
 from poprun_py.machines.remote_leases import list_for_launcher, parse_other_jobs
@@ -119,6 +120,29 @@ def test_a_wrapper_that_waits_for_other_instances_sleeps(tmp_path, grace_seconds
         assert wake_ups(wrapper.pid) - before <= 1  # the first goes to sleep
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "is_kept"),
+    [
+        (control_protocol.STOP, [0, signal.SIGTERM], True),
+        (control_protocol.BYE, True, True),
+        (control_protocol.BYE, False, False),
+    ],
+    ids=["stopped", "restarted", "ended"],
+)
+def test_states_outlive_a_wrapper_whose_next_program_could_not_start(
+    tmp_path, kind, value, is_kept
+):
+    states = tmp_path / folder_name("states")
+    states.mkdir(mode=0o700)
+    start = {"variables": {"POPDIST_CHECKPOINT_MEMORY": str(states)}}
+    with wrapped(tmp_path, "true") as (channel, wrapper):
+        channel.sendall(message(control_protocol.GO, start))
+        list(until_end(channel))
+        channel.sendall(message(control_protocol.NEXT, None) + message(kind, value))
+        wrapper.wait(60)
+    assert states.exists() is is_kept
+
+
 # --- a spare before the first program -----------------------------------------------------------
 
 TELLS_FORK = """\
@@ -152,6 +176,25 @@ def test_a_wrapper_forks_its_first_program_from_a_spare(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(TELLS_FORK)
     assert starts_after_preparing(tmp_path, sys.executable, str(program)) == (True, b"True\n")
+
+
+def test_a_spare_has_the_memory_policy_of_its_programs(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import fractions")
+    start = {"variables": {"POPRUN_MEMORY_NODES": "0"}}
+    found = []
+    for prepares in (False, True):
+        folder = tmp_path / str(prepares)
+        folder.mkdir()
+        with wrapped(folder, sys.executable, str(program)) as (channel, _):
+            received = values(channel)
+            if prepares:
+                channel.sendall(message(control_protocol.PREPARE, start))
+                assert next(value for kind, value in received if kind == control_protocol.PREPARED)
+            channel.sendall(message(control_protocol.GO, start))
+            value = next(value for kind, value in received if kind == control_protocol.STARTED)
+            found.append((value["found"]["memory_policy"], value["found"]["memory_nodes"]))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("text", ["print('ran')", "import no_such_module\nprint('ran')"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from poprun_py.running.supervise.job_description import Command
-from poprun_py.running.supervise.job_processes import assign
+from poprun_py.running.supervise.job_processes import JobProcesses, assign
 
 _HOSTS = st.lists(st.sampled_from("abc"), max_size=8)
 
@@ -57,3 +59,9 @@ def test_kept_wrappers_lose_variables_that_the_next_command_does_not_set():
     own = {"A": "own", "C": None}
     assert found.variables == ({**own, "B": "0"}, {**own, "B": "1"})
     assert found.environ_of(1) == {"A": "own", "B": "1"}
+
+
+def test_no_wrappers_are_started_ahead_while_those_of_the_attempt_connect():
+    processes = JobProcesses()
+    processes.control = SimpleNamespace(is_complete=False)
+    assert processes.start_next(None, None, None) is None

@@ -21,10 +21,11 @@ class Ahead(NextWrappers):
     """The wrappers of instances 2 and 3, which come back to a job with two instances."""
 
     def __init__(self, job=NEXT, started=None, keeps_state=True, waits=False):
-        self.used, self.sent, self.problems, self.has_ended = [], [], [], False
+        self.used, self.sent, self.problems, self.stopped = [], [], [], []
+        self.has_ended = False
         mpirun = SimpleNamespace(
             next_deadline=lambda: float("inf"), on_time=lambda _: None, all_connected=lambda: None,
-            has_just_ended=lambda: self.has_ended,
+            has_just_ended=lambda: self.has_ended, stop=self.stopped.append,
         )  # fmt: skip
 
         def start(job, events):
@@ -100,6 +101,7 @@ def test_a_host_whose_wrappers_do_not_start_is_awaited_again_if_possible(end, wa
     end(ahead)
     assert len(ahead.problems) == 1
     assert ahead.used == ([] if waits else ["node1 is back"])
+    assert len(ahead.stopped) == waits  # else the next attempt uses the wrappers
 
 
 def test_hosts_are_used_without_spares_that_take_too_long():
