@@ -23,7 +23,6 @@ from popdist_py.poptorch.model.executor import PoplarExecutor
 from popdist_py.poptorch.model.training_state import own_state
 from popdist_py.torch_states.host_random import (
     host_random,
-    host_random_tensors,
     load_host_random,
 )
 from popdist_py.torch_states.memory_copies import (
@@ -153,7 +152,7 @@ class TrainingCheckpoints:
     def _save_to_memory(self, step: int, extra: Mapping[str, Any]) -> None:
         assert self._memory is not None
         live = self._model.live_module()
-        own = {**self._own_position(host_random_tensors()), **self._model.instance_state(live)}
+        own = {**self._own_position(host_random()), **self._model.instance_state(live)}
         tensors: list[torch.Tensor] = []
         rest, _ = split(own, tensors)
         wait_for_copies()

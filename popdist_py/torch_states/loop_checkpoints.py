@@ -15,7 +15,7 @@ from torch import nn
 
 from popdist_py import activities, context, heartbeat
 from popdist_py.checkpoint import Checkpoints
-from popdist_py.torch_states.host_random import host_random_tensors, load_host_random
+from popdist_py.torch_states.host_random import host_random, load_host_random
 from popdist_py.torch_states.memory_copies import (
     Peers,
     memory_copies,
@@ -172,7 +172,7 @@ class LoopCheckpoints:
         for name, value in objects.items():
             self._check(name, value)
         tensors: list[torch.Tensor] = []
-        state = {"buffers": buffers, "objects": objects, "random": host_random_tensors()}
+        state = {"buffers": buffers, "objects": objects, "random": host_random()}
         rest, _ = split(state, tensors)
         return rest, [bytes_of(each) for each in tensors]
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from popdist_py.poptorch.data.samplers import load_sampler_state, sampler_state
+from popdist_py.torch_states.host_random import load_python_random, python_random
 
 __all__ = ["Draws", "own_random"]
 
@@ -49,7 +50,7 @@ class Draws:
             with_random: Whether the returned state includes the process's random generators.
         """
         return {
-            "random": (torch.get_rng_state(), random.getstate()) if with_random else None,
+            "random": (torch.get_rng_state(), python_random()) if with_random else None,
             "generator": None if self.generator is None else self.generator.get_state(),
             "sampler": sampler_state(self.sampler),
             "has_workers": self._has_workers,
@@ -69,7 +70,7 @@ class Draws:
         if state["random"] is not None:
             torch_state, python_state = state["random"]
             torch.set_rng_state(torch_state)
-            random.setstate(python_state)
+            load_python_random(python_state)
         if self._has_workers and not state["has_workers"]:
             # At the start of the saved epoch, torch drew a seed for new worker processes. Torch
             # does not draw a seed for existing worker processes. One random number is drawn here in

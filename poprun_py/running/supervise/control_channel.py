@@ -168,7 +168,8 @@ class ControlChannel:
         if connection.is_open:
             connection.watch(lambda each, _: each.flush(), is_read=False)
             self._others.add(connection)
-            connection.send_last(control_protocol.pack(control_protocol.BYE, b"true"))
+            # No wrapper of the next attempt would remove states on a host that it does not use.
+            connection.send_last(control_protocol.pack(control_protocol.BYE, b"false"))
 
     def open(self, selector: selectors.BaseSelector, folder: Path, listen: str | None) -> None:
         """Listen on a Unix socket and, if ``listen`` is given, on that address of this machine.

@@ -336,6 +336,23 @@ def test_wrappers_for_the_next_attempt_connect_beside_the_present_one(opened, tm
             assert ahead.names() == ["connected"]
 
 
+def test_a_wrapper_without_a_next_program_removes_the_states_of_its_host(opened, tmp_path):
+    channel, events, turn = opened
+    states = tmp_path / "poprun-states-0123456789ab"
+    states.mkdir(mode=0o700)
+    address = f"unix:{tmp_path / SOCKET_NAME}"
+    with ended(wrapper(address, channel.token, "true")) as dismissed:
+        wait_until(lambda: turn() or channel.is_complete)
+        variables = {"POPDIST_CHECKPOINT_MEMORY": str(states)}
+        channel.send_to(0, control_protocol.GO, {"variables": variables})
+        is_ended = control_protocol.INSTANCE_ENDED
+        wait_until(lambda: turn() or any(is_ended in each for each in events.told))
+        assert states.exists()
+        channel.begin_next(events, {}, 1)
+        wait_until(lambda: turn() or dismissed.poll() is not None)
+        assert not states.exists()
+
+
 def inspect(folder, events, turn):
     """Return a connection that has requested the status, and the function that answers it."""
     asked = socket.socket(socket.AF_UNIX)
