@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.soak.record import whole_lines
-from tools.soak.repeated_losses import LOSSES, NUM_HOSTS, share
+from tools.soak.repeated_losses import LOSSES, NUM_HOSTS, shares
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
@@ -50,12 +50,13 @@ def table(lines: Sequence[Line]) -> str:
         if compared[-1]["equal"]
         else f"**ends with other weights than the undisturbed training, from step {wrong[:1]} on**"
     )
+    training, undisturbed = (f"{100 * each:.0f} %" for each in shares(rest))
     text = (
         f"{_NAMES[draw['program']]}, {instances} instances on {NUM_HOSTS} hosts, "
         f"seed {draw['seed']}: {len(losses)} losses in {minutes:.1f} minutes and {steps} steps of "
         f"{1000 * median:.0f} ms, at a load of {parts[-1]['load']} on {parts[-1]['cores']} cores. "
-        f"{100 * share(rest):.0f} % of the time is training, and the "
-        f"training {verdict}.\n\n"
+        f"{training} of the time is training, and the training {verdict}. Undisturbed steps "
+        f"without states in memory would have taken {undisturbed} of the time.\n\n"
     )
     rows = [_row(kind.title, losses, wrong) for kind in LOSSES]
     return f"{text}{_HEAD}{''.join(rows)}"
