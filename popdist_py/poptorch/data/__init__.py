@@ -4,5 +4,5 @@ The package contains DataLoader, AsynchronousDataAccessor and their samplers. Th
 also contains the code for shared memory between the training process and the loader process.
 Nothing here uses a model.
 May call: options, calls, enums, logger, errors, and the library's sharding, context, collectives,
-activities and timeline.
+activities, torch_states and timeline.
 """
