@@ -8,6 +8,7 @@ import pytest
 from support.launcher.jobs import a_job
 
 from poprun_py.launching import attempts
+from poprun_py.launching.run_record import AttemptRecord
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.running.supervise.launch_result import LaunchResult
 
@@ -25,7 +26,7 @@ def test_a_job_without_time_after_the_pause_is_not_announced(monkeypatch, limit,
         config=LaunchConfig(program=("true",), timeout=limit), topology=SimpleNamespace(hosts=())
     )
     recording = SimpleNamespace(
-        begin=lambda *_: None, end=lambda _: None, run_id="r", prepare=None, prepare_page=None
+        begin=lambda *_: AttemptRecord("r"), end=lambda _: None, prepare=None, prepare_page=None
     )
     warned = []
     console = SimpleNamespace(log=None, warn=warned.append)
