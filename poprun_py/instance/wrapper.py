@@ -67,12 +67,13 @@ def main(argv: list[str]) -> int:
     token = os.environ.pop("POPRUN_TOKEN", "")
     channel = LauncherChannel(launcher_channel.connect(address, token))
     daemon, starter = os.getppid(), os.getpid()
-    keepers = None
+    keepers, rank, again = None, program_environment.rank(), False
     if os.environ.get("POPDIST_MEMORY_CHECKPOINTS") == "1":
         # The import is not at the top, because it would delay the start of all other jobs.
         from poprun_py.instance.starter import leave_mpirun
 
         channel, keepers = leave_mpirun(channel, address, token)
+        rank, again = keepers.rank, keepers.has_taken_over
     memory_folder = ""
     if address.startswith("tcp:"):
         os.environ["POPDIST_SECRET"] = program_environment.programs_secret(token)
@@ -80,10 +81,7 @@ def main(argv: list[str]) -> int:
         # The job's token is not sent over the network, because launcher and wrapper have already
         # proved that they know it.
         token = ""
-    if keepers is None:
-        channel.send_hello(token, program_environment.rank())
-    else:
-        channel.send_hello(token, keepers.rank, again=keepers.has_taken_over)
+    channel.send_hello(token, rank, again=again)
     process_control.become_subreaper()
     # The job's folders are made now, because the wrapper has to wait for other instances anyway.
     folders = job_folders.use_folders(address, memory_folder, daemon)
