@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
-import sys
 import tempfile
 
 import pytest
@@ -117,12 +117,15 @@ def test_this_machine_can_be_read(tmp_path, monkeypatch):
     with (
         socket.create_server(("127.0.0.1", 0)) as tcp,
         socket.socket(socket.AF_UNIX) as local,
-        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child,
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child,
     ):
+        # Popen returns in the middle of exec, where a process has no words yet.
+        os.write(child.stdin.fileno(), b"\n")
+        assert child.stdout.readline() == b"\n"
         local.bind(str(place))
         port = tcp.getsockname()[1]
         found = tool.state()
-        child.communicate(b"\n")
+        child.communicate()
     assert f"tcp 127.0.0.1 port {port}" in found["listening socket"]
     assert str(place) in found["file"]
     assert str(place) in found["Unix socket"]
