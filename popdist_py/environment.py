@@ -157,6 +157,7 @@ HANG_TIMEOUT = "POPDIST_HANG_TIMEOUT"
 SHARED_MEMORY = "POPDIST_SHARED_MEMORY"
 GRADIENT_OVERLAP = "POPDIST_GRADIENT_OVERLAP"
 SHARED_WEIGHTS = "POPDIST_SHARED_WEIGHTS"
+DETERMINISTIC = "POPDIST_DETERMINISTIC"
 
 # A program that was asked to stop ends with this exit code after it has saved a checkpoint. After
 # this exit code, the launcher runs the program again. The value 75 is EX_TEMPFAIL of sysexits.h.
@@ -304,6 +305,8 @@ class CollectiveSettings:
             it. With None, both ways are measured, and the faster one is used.
         shared_weights: Whether the instances of a host may share one copy of the weights.
         network: The interface or CIDR of the network between the hosts, or None if unknown.
+        deterministic: Whether the results of reductions have the same bits, on whichever hosts the
+            instances are.
     """
 
     hang_timeout: float = 300.0
@@ -311,6 +314,7 @@ class CollectiveSettings:
     gradient_overlap: bool | None = None
     shared_weights: bool = True
     network: str | None = None
+    deterministic: bool = False
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> CollectiveSettings:
@@ -332,6 +336,8 @@ class CollectiveSettings:
             gradient_overlap=_switch(environ, GRADIENT_OVERLAP, default=None),
             shared_weights=bool(_switch(environ, SHARED_WEIGHTS, default=True)),
             network=environ.get(NETWORK) or None,
+            # PopTorch's option deterministicReduction takes every value but 1 for 0.
+            deterministic=environ.get(DETERMINISTIC) == "1",
         )
 
 

@@ -90,6 +90,8 @@ class Reduction:
         check_dtype(op, dtype)
         self.function = FUNCTIONS[op]
         self.divisor = count if op == "mean" else None
+        # Whether the order of the operands may change the result.
+        self.rounds = op in ("sum", "mean", "prod") and dtype.kind not in "biu"
         self.accumulate_dtype = np.dtype(np.float32) if self.is_half else dtype
         self.chunk_size = max(1, CHUNK_BYTES // self.accumulate_dtype.itemsize)
         self._scratch: tuple[Array, ...] = ()

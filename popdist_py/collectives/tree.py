@@ -1,4 +1,4 @@
-"""The fixed binary tree over replica indices, which sets the order of deterministic sums.
+"""The fixed binary tree over replicas or instances, which sets the order of deterministic sums.
 
 The first level adds neighbouring replicas: 0+1, 2+3, and so on. Each further level adds
 neighbouring sums in the same way. A node without a neighbour becomes a node of the next level
@@ -17,7 +17,7 @@ import numpy as np
 
 from popdist_py.collectives.arithmetic import Array
 
-__all__ = ["Adder", "Node", "combine", "nodes_of"]
+__all__ = ["Combiner", "Node", "combine", "nodes_of"]
 
 # The node (level, index) is the sum of the leaves from index * 2**level to
 # (index + 1) * 2**level - 1.
@@ -62,34 +62,46 @@ def nodes_of(held_leaves: Iterable[int], num_leaves: int) -> list[Node]:
     return list(combine({(0, leaf): None for leaf in held_leaves}, num_leaves, lambda *_: None))
 
 
-class Adder:
-    """Adds pairs of arrays, and reuses its own buffers for the sums.
+class Combiner:
+    """Combines pairs of arrays, and reuses its own buffers for the results.
 
     The caller's arrays are not changed.
+
+    Args:
+        dtype: Dtype of the arrays.
+        size: Number of elements of the largest array.
+        function: The NumPy function that combines two elements.
     """
 
-    def __init__(self, dtype: np.dtype[np.generic], size: int) -> None:
+    def __init__(self, dtype: np.dtype[np.generic], size: int, function: np.ufunc = np.add) -> None:
         self._dtype = dtype
         self._size = size
+        self._function = function
         self._buffers: list[Array] = []
-        self._sums: dict[int, Array] = {}
+        self._results: dict[int, Array] = {}
 
     def start(self) -> None:
-        """Allow this Adder to reuse the buffers of its earlier sums."""
-        self._sums.clear()
+        """Allow this object to reuse the buffers of its earlier results."""
+        self._results.clear()
 
     def __call__(self, left: Array, right: Array) -> Array:
-        """Return the sum of two arrays of at most ``size`` elements.
+        """Return the combination of two arrays of at most ``size`` elements.
 
-        The returned sum is valid until the next call of ``start()``. If an operand is itself a sum
-        that this Adder returned, the operand may be overwritten.
+        The returned array is valid until the next call of ``start()``. If an operand is itself an
+        earlier result of this object, the operand may be overwritten.
         """
-        if id(left) in self._sums:
-            return np.add(left, right, out=left)
-        if id(right) in self._sums:
-            return np.add(left, right, out=right)
-        if len(self._sums) == len(self._buffers):
+        if id(left) in self._results:
+            out = left
+        elif id(right) in self._results:
+            out = right
+        else:
+            out = self._new_result(left.size)
+        self._function(left, right, out=out)
+        return out
+
+    def _new_result(self, size: int) -> Array:
+        if len(self._results) == len(self._buffers):
             self._buffers.append(np.empty(self._size, self._dtype))
-        out = self._buffers[len(self._sums)][: left.size]
-        self._sums[id(out)] = out
-        return np.add(left, right, out=out)
+        out = self._buffers[len(self._results)][:size]
+        self._results[id(out)] = out
+        return out

@@ -56,7 +56,8 @@ class LoopCheckpoints:
     Every instance makes a LoopCheckpoints object after its modules and optimizers, and calls the
     same methods. After ``resume()``, the results have the same bits as without an interruption, if
     the program computes its next batch from the number of completed steps, and if the gradients are
-    summed in the same order. This order can change with gloo, and with another number of hosts::
+    summed in the same order. This order can change with gloo. With ``--torch-backend popdist``, it
+    changes with the number of hosts, unless the variable ``POPDIST_DETERMINISTIC`` is 1::
 
         checkpoints = LoopCheckpoints("checkpoints", model=model, optimizer=optimizer)
         for step in range(checkpoints.resume(), 1000):

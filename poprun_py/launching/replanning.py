@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from popdist_py.environment import DETERMINISTIC
 from popdist_py.errors import counted
 from poprun_py.errors import StartError, UsageError
 from poprun_py.launching.job_cores import left_by_others
@@ -188,7 +189,7 @@ def change_json(before: LaunchPlan, after: LaunchPlan) -> dict[str, Any]:
         "joined": [name for name in new if name not in old],
         "num_instances_before": before.topology.num_instances,
         "num_instances": after.topology.num_instances,
-        "is_deterministic": variables.get("POPDIST_DETERMINISTIC") == "1",
+        "is_deterministic": variables.get(DETERMINISTIC) == "1",
     }
 
 

@@ -93,14 +93,18 @@ class Training:
         self._out = folder / name
         host = lab[0]
         # The processes of a DDP program are its replicas. After each start, DDP changes the order
-        # of the gradients in its buckets. The sums of gloo depend on this order, by rounding.
+        # of the gradients in its buckets. The sums of gloo depend on this order, by rounding. The
+        # number of threads must not depend on the number of instances of a host.
         is_ddp = program == PROGRAMS["ddp"]
         replicas = per_host * NUM_HOSTS if is_ddp else NUM_REPLICAS
-        backend = ("--torch-backend", "popdist") if is_ddp else ()
+        for_ddp = (
+            *("--torch-backend", "popdist"),
+            *("--env", "POPDIST_DETERMINISTIC=1", "--env", "OMP_NUM_THREADS=1"),
+        )
         words = [
             *("--host", lab.names(), "--num-instances", per_host * NUM_HOSTS),
             *("--num-replicas", replicas, "--oversubscribe", "--env", "SOAK_NOTES"),
-            *("--executable-cache-path", folder / "cache", *backend, *options),
+            *("--executable-cache-path", folder / "cache", *(for_ddp if is_ddp else ()), *options),
             *(program, steps, pause, folder / f"checkpoints-{name}"),
         ]
         environ = {

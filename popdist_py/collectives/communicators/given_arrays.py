@@ -144,6 +144,12 @@ class GivenArrayCalls(ABC):
         if plan.one_shot is not None:
             self._host.reduce_one_shot(plan, flat, flat if is_root else None)
             return
+        if plan.in_tree_order:
+            result = flat.copy()
+            self._reduce(plan, result)
+            if is_root:
+                flat[...] = result
+            return
         self._sliced.publish_to_reduce(plan, flat)
         with numeric_errors_last(), exposed(flat):
             agreement = self._agree(plan, address=flat.ctypes.data)
@@ -169,7 +175,7 @@ class GivenArrayCalls(ABC):
 
     def _reduce_scatter(self, plan: CallPlan, array: Array, out: Array) -> None:
         """Reduce ``array`` over all instances; store this instance's block in ``out``."""
-        if self._world is not None:
+        if self._world is not None or plan.in_tree_order:
             everything = array.reshape(-1).copy()
             self._reduce(plan, everything)
             out[...] = everything[self.instance_index * out.size :][: out.size]

@@ -4,7 +4,8 @@ The communicator chooses the algorithm for each call. Small arrays are reduced i
 instance copies its array to its slot, a part of the shared memory. After a single barrier, every
 instance reduces the slots of all instances. Before each call, the instances check that all of them
 make the same call. With several hosts, the messages for this check also carry small arrays.
-``SlicedAllReduce`` reduces large arrays.
+``SlicedAllReduce`` reduces large arrays. ``TreeReduction`` reduces floats if their bits must not
+depend on the hosts.
 
 This module itself does not map memory, poll or reduce arrays. This file has over 500 lines, because
 its class contains all calls that a communicator offers.
@@ -30,6 +31,7 @@ from popdist_py.collectives.communicators.interrupted_calls import (
     numeric_errors_last,
 )
 from popdist_py.collectives.communicators.sliced_all_reduce import SlicedAllReduce
+from popdist_py.collectives.communicators.tree_reduction import TreeReduction
 from popdist_py.collectives.objects import ObjectCalls
 from popdist_py.collectives.signature import Signature, mismatch
 from popdist_py.collectives.waiting import Span, WaitLimits
@@ -92,6 +94,8 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         instances: The index of each instance in the job; None for all instances of the job.
         shares_memory: Whether the instances of a host share memory. If ``shares_memory`` is False,
             every instance is treated as a separate host.
+        in_tree_order: Whether an instance needs results whose bits do not depend on the hosts. If
+            any instance does, all instances reduce floats in the order of a fixed tree.
 
     Attributes:
         meeting: The argument ``world``.
@@ -109,6 +113,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         instances: Sequence[int] | None = None,
         *,
         shares_memory: bool = True,
+        in_tree_order: bool = False,
     ) -> None:
         self.meeting = world
         self.names = limits.names
@@ -122,6 +127,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self._plans: dict[Any, CallPlan] = {}
         self._shared_buffers = SharedBuffers(self._host.position)
         self._may_move = self.num_instances > 1
+        self._in_tree_order = any(world.all_gather(in_tree_order))
         self._connect_hosts(world, connect_hosts, shares_memory=shares_memory)
 
     def _connect_hosts(
@@ -154,6 +160,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self._sliced = SlicedAllReduce(
             self._host, hosts, self._slice_owners, self._slot_bytes, can_read
         )
+        self._tree = TreeReduction(self._host, hosts, self._slice_owners, self._sliced.own_parts)
         self._exchange = HostExchange(self._host)
         self._compressed = CompressedAllReduce(self._host, self._slice_owners, min(map(len, hosts)))
 
@@ -194,6 +201,10 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self, plan: CallPlan, flat: Array, move: Callable[[Array], None] | None = None
     ) -> None:
         """Reduce ``flat`` in place in several steps. See ``all_reduce`` for ``move``."""
+        if plan.in_tree_order:
+            with numeric_errors_last():
+                self._tree.all_reduce(plan, flat, self._agree)
+            return
         if plan.is_compared_with_data:
             with numeric_errors_last():
                 self._reduce_with_comparison(plan, flat)
@@ -267,7 +278,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         self._agree(plan)
         views = [view.reshape(leaves.shape) for view in shared.views]
         with numeric_errors_last():
-            self._sliced.add_replicas(plan, views)
+            self._tree.reduce_rows(plan, views)
 
     @ends_if_interrupted
     def reduce_slice(self, array: Array, name: str = "") -> None:
@@ -463,8 +474,10 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
     ) -> CallPlan:
         signature = Signature(call, f"op={op}", dtype_name(array.dtype), array.shape, name)
         reduction = Reduction(op, array.dtype, self.num_instances)
+        in_tree_order = self._in_tree_order and reduction.rounds and call != "reduce_slice"
         if (
             self._world is not None
+            or in_tree_order
             or call == "reduce_slice"
             or array.nbytes > self._host.one_shot_bytes
             or array.size > reduction.chunk_size
@@ -473,6 +486,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
             slots = self._slots_as(array.dtype, num_bytes // array.itemsize)
             results = tuple(part[:num_bytes].view(array.dtype) for part in self._host.results)
             plan = CallPlan(signature, signature.code, reduction, slots, results)
+            plan.in_tree_order = in_tree_order
             if self._world is not None:
                 num_bytes = array.size * reduction.accumulate_dtype.itemsize
                 plan.is_compared_with_data = num_bytes <= max_compared_bytes(len(self.hosts))

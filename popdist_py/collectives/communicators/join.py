@@ -156,7 +156,14 @@ def join(
     else:
         connect_hosts = partial(_connect_hosts, meeting, settings, own_mesh, towards)
     return GroupCommunicator(
-        meeting, local, window, limits, connect_hosts, instances, shares_memory=shares_memory
+        meeting,
+        local,
+        window,
+        limits,
+        connect_hosts,
+        instances,
+        shares_memory=shares_memory,
+        in_tree_order=settings.deterministic,
     )
 
 

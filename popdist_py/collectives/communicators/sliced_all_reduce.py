@@ -20,7 +20,6 @@ import numpy as np
 
 from popdist_py.collectives.arithmetic import CHUNK_BYTES, Array, Reduction
 from popdist_py.collectives.between_hosts.mesh_group import MeshGroup
-from popdist_py.collectives.tree import Adder, combine, nodes_of
 from popdist_py.collectives.within_host.host_group import Agreement, CallPlan, HostGroup
 from popdist_py.collectives.within_host.reading_trial import ReadingTrial
 
@@ -233,15 +232,6 @@ class SlicedAllReduce:
         trial = self._trials.setdefault(plan.code, ReadingTrial(self._least_gain))
         trial.add(*barrier.published(turn))
 
-    def add_replicas(self, plan: CallPlan, leaves: Sequence[Array]) -> None:
-        """Sum the rows of all instances in tree order; ``leaves`` are arrays in shared memory."""
-        columns, part_size = leaves[0].shape[1], CHUNK_BYTES // 4 // leaves[0].itemsize
-        for part in self._own_parts(columns, part_size):
-            total = self._tree_sum(leaves, part, plan)
-            for rows in leaves:
-                np.copyto(rows[0, part], total)
-        self._host.barrier.wait_for_all(plan.signature)
-
     # --- Exchanging data within a host ----------------------------------------------------------
 
     def _all_reduce_directly(self, plan: CallPlan, flat: Array, addresses: Sequence[int]) -> None:
@@ -273,7 +263,7 @@ class SlicedAllReduce:
         host, sources = self._host, self._reading(plan, flat, addresses)
         reduction, result = _reduction_of(plan), self._scratch[3].view(flat.dtype)
         part_size = min(self._read_bytes() // flat.itemsize, reduction.chunk_size)
-        for part in self._own_parts(flat.size, part_size):
+        for part in self.own_parts(flat.size, part_size):
             if root == host.position:
                 reduction.reduce_chunk(sources(part), flat[part])
                 continue
@@ -354,7 +344,7 @@ class SlicedAllReduce:
 
     # --- Slices ---------------------------------------------------------------------------------
 
-    def _own_parts(self, size: int, part_size: int) -> Iterator[slice]:
+    def own_parts(self, size: int, part_size: int) -> Iterator[slice]:
         """Yield the parts of this instance's slice, if this instance owns a slice."""
         position = self._host.position
         if position >= self._num_owners:
@@ -388,13 +378,13 @@ class SlicedAllReduce:
         reduction = _reduction_of(plan)
         part_size = min(part_bytes // out.itemsize, reduction.chunk_size)
         if self._slice_owners is None:
-            for part in self._own_parts(out.size, part_size):
+            for part in self.own_parts(out.size, part_size):
                 reduction.reduce_chunk(sources(part), out[part])
                 if pass_on is not None:
                     pass_on(part)
             return
         in_flight: deque[Callable[[], None]] = deque()
-        for part in self._own_parts(out.size, _CHUNKS_PER_PIECE * reduction.chunk_size):
+        for part in self.own_parts(out.size, _CHUNKS_PER_PIECE * reduction.chunk_size):
             if len(in_flight) == _PIECES_IN_FLIGHT:
                 in_flight.popleft()()
             in_flight.append(
@@ -434,37 +424,6 @@ class SlicedAllReduce:
                 pass_on(piece)
 
         return complete
-
-    def _tree_sum(self, leaves: Sequence[Array], part: slice, plan: CallPlan) -> Array:
-        """Return the sum of the rows of all replicas, restricted to the columns ``part``.
-
-        Args:
-            leaves: For each instance of this host, an array with a row for each of its replicas.
-            part: The columns to add up.
-            plan: Plan of the call.
-        """
-        rows = leaves[0].shape[0]
-        num_replicas = rows * sum(map(len, self._hosts))
-        adder = Adder(leaves[0].dtype, part.stop - part.start)
-        leaf_values = {
-            (0, instance * rows + row): view[row, part]
-            for instance, view in zip(self._host.instances, leaves, strict=True)
-            for row in range(rows)
-        }
-        sums = combine(leaf_values, num_replicas, adder)
-        if self._slice_owners is not None:
-            nodes = [
-                nodes_of((i * rows + row for i in host for row in range(rows)), num_replicas)
-                for host in self._hosts
-            ]
-            values = list(sums.values())
-            sums = combine(
-                self._slice_owners.all_gather_nodes(values, nodes, plan.signature),
-                num_replicas,
-                adder,
-            )
-        (total,) = sums.values()
-        return total
 
 
 def _reduction_of(plan: CallPlan) -> Reduction:

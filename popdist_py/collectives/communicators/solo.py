@@ -57,15 +57,15 @@ class SoloCommunicator:
     def add_replicas(self, leaves: np.ndarray[Any, Any]) -> None:
         """Sum the rows in the order of the tree over replicas; store the sum in ``leaves[0]``."""
         from popdist_py.collectives.arithmetic import CHUNK_BYTES
-        from popdist_py.collectives.tree import Adder, combine
+        from popdist_py.collectives.tree import Combiner, combine
 
         step = max(1, CHUNK_BYTES // 4 // leaves.itemsize)
-        adder = Adder(leaves.dtype, step)
+        combiner = Combiner(leaves.dtype, step)
         for start in range(0, leaves.shape[1], step):
             part = slice(start, start + step)
-            adder.start()
+            combiner.start()
             leaf_values = {(0, row): values for row, values in enumerate(leaves[:, part])}
-            (leaves[0, part],) = combine(leaf_values, len(leaves), adder).values()
+            (leaves[0, part],) = combine(leaf_values, len(leaves), combiner).values()
 
     def gradient_buffer(self, num_bytes: int) -> np.ndarray[Any, Any]:
         """Return zeroed memory of this process."""

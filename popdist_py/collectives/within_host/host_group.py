@@ -57,6 +57,7 @@ class CallPlan:
             array is too large for a one-shot call.
         is_compared_with_data: Whether the array is sent in the message with which the hosts compare
             their calls.
+        in_tree_order: Whether the arrays are reduced in an order that does not depend on the hosts.
 
     Instances may delete a plan at different times, so a plan must not store results of calls.
     """
@@ -68,6 +69,7 @@ class CallPlan:
     results: tuple[Array, ...] = ()
     one_shot: tuple[list[Array], list[Array]] | None = None
     is_compared_with_data: bool = False
+    in_tree_order: bool = False
 
 
 class Agreement(NamedTuple):

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any, Final, Literal
 
+from popdist_py.environment import DETERMINISTIC
 from popdist_py.ipu.specification import IPU
 from popdist_py.poptorch.options.device_choice import (
     ASSUMED_IPU,
@@ -38,7 +39,7 @@ class _EmulatorOptions(OptionStore):
         super().__init__(
             replica_execution="auto",
             double_precision=False,
-            deterministic_reduction=os.environ.get("POPDIST_DETERMINISTIC", "0") == "1",
+            deterministic_reduction=os.environ.get(DETERMINISTIC) == "1",
         )
         self._declare(_environment=DeviceEnvironment.of(os.environ, sys.modules))
 

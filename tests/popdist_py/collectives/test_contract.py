@@ -26,6 +26,7 @@ class Way:
 
 IN_SHARED_MEMORY = Way("")
 WITHOUT_MPI = Way("POPDIST_MEMORY_CHECKPOINTS=1")
+IN_TREE_ORDER = Way("POPDIST_DETERMINISTIC=1")
 THROUGH_SLOTS = Way("TEST_WITHOUT_READING=1")
 MPI = Way("POPDIST_SHARED_MEMORY=0,TEST_SMALL_MESSAGES=1", mesh="MpiMesh")
 JOBS = {
@@ -36,6 +37,7 @@ JOBS = {
             IN_SHARED_MEMORY,
             WITHOUT_MPI,
             THROUGH_SLOTS,
+            IN_TREE_ORDER,
             Way("TEST_NUM_HOSTS=2", mesh="TcpMesh", owners=2),
         ],
     ),
@@ -50,6 +52,7 @@ JOBS = {
             Way("TEST_NUM_HOSTS=2,TEST_WITHOUT_SOCKETS=1,TEST_WITHOUT_READING=1", mesh="MpiMesh",
                 owners=2),
             Way("TEST_NUM_HOSTS=2", mesh="TcpMesh", owners=2),
+            Way("TEST_NUM_HOSTS=2,POPDIST_DETERMINISTIC=1", mesh="TcpMesh", owners=2),
         ],
     ),
     "two hosts with two instances": (4, [Way("TEST_NUM_HOSTS=2", mesh="TcpMesh", owners=4)]),

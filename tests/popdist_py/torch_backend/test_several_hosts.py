@@ -153,6 +153,48 @@ def test_every_collective(layout):
         assert list(found) == expected
 
 
+def _normal(rank, size, dtype):
+    return torch.randn(size, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+@_on_hosts
+def _reduce_in_tree_order(rank, hosts):
+    with mock.patch.dict(os.environ, POPDIST_DETERMINISTIC="1"):
+        group = dist.new_group()
+    count, found = len(hosts), []
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.int32):
+        for size in (0, 1, 999, 300_001):
+            for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT)[: 2 - dtype.is_complex]:
+                tensor = _normal(rank, size, dtype)
+                dist.all_reduce(tensor, op, group=group)
+                found.append(tensor)
+            given = _normal(rank, size, dtype)
+            tensor = given.clone()
+            dist.reduce(tensor, count - 1, group=group)
+            total = tensor.clone()
+            dist.broadcast(total, count - 1, group=group)
+            assert rank == count - 1 or torch.equal(tensor, given)
+            block = torch.empty(size, dtype=dtype)
+            dist.reduce_scatter_tensor(block, _normal(rank, size * count, dtype), group=group)
+            blocks = torch.empty(size * count, dtype=dtype)
+            dist.all_gather_into_tensor(blocks, block, group=group)
+            found += [total, blocks]
+    tensor = _normal(rank, 999, torch.float32)
+    dist.all_reduce(tensor, dist.ReduceOp.AVG, group=group)
+    return [each.to(torch.complex128).numpy().tobytes() for each in (*found, tensor)]
+
+
+def test_deterministic_reductions_have_the_same_bits_on_any_hosts():
+    expected = None
+    for hosts in ((0, 0, 0, 0, 0), (0, 0, 1, 1, 2), (0, 1, 0, 1, 0), (0, 1, 2, 3, 4)):
+        for found in values(run_ranks(len(hosts), _reduce_in_tree_order, hosts)):
+            expected = expected or found
+            assert found == expected, hosts
+    parts = [_normal(rank, 999, torch.float32) for rank in range(5)]
+    total = ((parts[0] + parts[1]) + (parts[2] + parts[3])) + parts[4]
+    assert expected[-1] == (total / 5).to(torch.complex128).numpy().tobytes()
+
+
 @_on_hosts
 def _use_subsets(rank, hosts):
     first, second = dist.new_group([0, 2]), dist.new_group([1, 2, 3])
