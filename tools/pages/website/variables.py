@@ -25,8 +25,8 @@ VARIABLES: dict[str, dict[str, str]] = {
     "Instances: collectives": {
         "POPDIST_HANG_TIMEOUT": "Seconds to wait for another instance; 0: for ever. Unset: 300.",
         "POPDIST_DETERMINISTIC": (
-            "1: `Options.Emulator.deterministicReduction` is on by default, and reductions of floats "
-            "have the same bits on any hosts."
+            "1: `Options.Emulator.deterministicReduction` is on by default, and reductions of "
+            "floats have the same bits on any hosts."
         ),
         "POPDIST_GRADIENT_OVERLAP": (
             "1: reduce gradients while backward runs; 0: afterwards. Unset: between hosts, what "
