@@ -18,13 +18,13 @@ PARTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
             (
                 *("first-hour", "three-users", "data-loading", "hands-on", "course"),
                 *("pipelining", "cnns"),
-                *("examples/language_model", "examples/ddp", "examples/mpi", "examples/sweep"),
+                *("examples/language_model", "examples/ddp", "examples/mpi"),
             ),
         ),
         (
             "How to",
             (
-                *("other-launchers", "python", "functions", "sweeps"),
+                *("other-launchers", "python"),
                 *("multi-host", "slurm", "deploy", "placement", "pods", "devices"),
                 *("debugging", "observe", "timeline", "metrics", "monitoring"),
                 *("runs", "report", "compare"),
