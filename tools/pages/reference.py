@@ -73,7 +73,7 @@ INSTANCES_GET = """
   (`OMP_NUM_THREADS`, `MKL_NUM_THREADS`, ...); else `OMP_NUM_THREADS` is planned for each host's
   CPUs.
 - `POPDIST_SDK_NAMES`, which is `--sdk-names`, and for it a folder of `poprun-py` first on
-  `PYTHONPATH`: [programs of the SDK](../sdk-programs.md).
+  `PYTHONPATH`: [programs of the SDK](../port-poptorch.md).
 - `POPDIST_TORCH_BACKEND`, which is `--torch-backend`, read where torch is imported:
   [torch.distributed](../torch-backend.md).
 - What torchrun sets, for scripts written for it: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`,

@@ -28,7 +28,7 @@ PARTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
                 *("multi-host", "slurm", "deploy", "placement", "pods", "devices"),
                 *("debugging", "observe", "timeline", "metrics", "monitoring"),
                 *("runs", "report", "compare"),
-                *("sdk-programs", "horovod", "torch-backend"),
+                *("port-poptorch", "horovod", "torch-backend"),
             ),
         ),
         (
