@@ -1,6 +1,6 @@
-"""The imports of the two packages, read from their sources: for tests and a picture of docs.
+"""The imports of the two packages, read from their sources, for tests of the architecture.
 
-Every import counts, also one inside a function or under TYPE_CHECKING: hidden arrows are arrows.
+Every import counts, also an import inside a function or under TYPE_CHECKING.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("poprun_py", "popdist_py")
-# No package but a folder of other packages: their only imports are the objects that they pass on.
+# A folder of packages that only pass on objects of other packages.
 _SDK_NAMES = "sdk_names"
 
 

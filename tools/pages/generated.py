@@ -13,7 +13,6 @@ from pathlib import Path
 
 from tools import keyword_types
 from tools.pages import (
-    architecture,
     cnn_options,
     device,
     man_pages,
@@ -34,7 +33,6 @@ GENERATORS: Mapping[str, Callable[[], Mapping[Path, str]]] = {
     "keyword-types": keyword_types.files,
     "reference": reference.files,
     "man-pages": man_pages.files,
-    "architecture": architecture.files,
     "placement": placement.files,
     "cnn-options": cnn_options.files,
     "old-spellings": old_spellings.files,

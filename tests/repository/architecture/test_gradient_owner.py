@@ -6,8 +6,7 @@ import ast
 from collections.abc import Iterator
 
 import pytest
-
-from tools.pages.imports import ROOT
+from support.imports import ROOT
 
 _PACKAGE = ROOT / "popdist_py" / "poptorch"
 _OWNER = _PACKAGE / "weights" / "parameter_gradients.py"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import re
 from collections import Counter
 
-from tools.pages import imports
-from tools.pages.imports import circles, module_imports, modules, package_imports
+import pytest
+from support import imports
+from support.imports import circles, module_imports, modules, package_imports
 
 MOST_MODULES = 20
 # Packages without such rules: what programs import from, and the folders of hooks.
@@ -15,6 +17,10 @@ FACES = (
     *("popdist_py.poptorch", "popdist_py.collectives"),
     *("poprun_py.instance.diagnostics_hook", "popdist_py.start_hook"),
 )
+PAGE = (imports.ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+RULES = PAGE.partition("## Rules of direction")[2].partition("\n## ")[0]
+# The modules of this folder import packages of several layers, each in a process of its own.
+WITHOUT_LAYER = {"start_hook"}
 PACKAGES = [name for name, file in modules().items() if file.name == "__init__.py"]
 
 
@@ -63,9 +69,7 @@ def undescribed(package):
 
 def test_the_page_names_what_the_packages_import():
     """The rules of direction in docs/architecture.md list what the code imports."""
-    page = (imports.ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    rules = page.partition("## Rules of direction")[2].partition("\n## ")[0]
-    rule = re.search(r"`poprun_py` imports of the library only (.*?)\.", rules, re.DOTALL)
+    rule = re.search(r"`poprun_py` imports of the library only (.*?)\.", RULES, re.DOTALL)
     of_library = {
         module.split(".")[1]
         for importer, found in module_imports().items()
@@ -75,13 +79,46 @@ def test_the_page_names_what_the_packages_import():
     }
     assert set(re.findall(r"`(\w+)`", rule[1])) == of_library
 
-    rule = re.search(r"torch is imported only in (.*?)\.\n", rules, re.DOTALL)
+    rule = re.search(r"`instance` imports of the launcher only (.*?),", RULES, re.DOTALL)
+    of_wrapper = {
+        module.split(".")[1]
+        for importer, found in module_imports().items()
+        if importer.startswith("poprun_py.instance")
+        for module in found
+    }
+    assert set(re.findall(r"`(\w+)`", rule[1])) == of_wrapper - {"instance"}
+
+    rule = re.search(r"torch is imported only in (.*?)\.\n", RULES, re.DOTALL)
     with_torch = {
         ".".join(module.split(".")[:2])
         for module, file in modules().items()
         if re.search(r"^\s*(import|from) torch\b", file.read_text(encoding="utf-8"), re.MULTILINE)
     }
     assert set(re.findall(r"`([\w.]+)`", rule[1])) == with_torch
+
+
+def layers_of_setup(contract, package):
+    """Return the layers of a contract in setup.cfg as the page writes them."""
+    setup = configparser.ConfigParser()
+    setup.read(imports.ROOT / "setup.cfg")
+    text = setup[f"importlinter:contract:{contract}"]["layers"].strip()
+    return re.sub(rf"{package}\.([\w.]+)", lambda name: name[1].replace(".", "/"), text)
+
+
+@pytest.mark.parametrize(
+    ("contract", "package"),
+    [("launcher-packages", "poprun_py"), ("library-packages", "popdist_py")],
+)
+def test_the_page_has_the_layers_of_setup(contract, package):
+    block = re.search(rf"<!-- layers: {contract} -->\n```text\n(.*?)\n```", RULES, re.DOTALL)
+    assert block[1] == layers_of_setup(contract, package)
+    # Every folder is in a layer, and every folder has a row in the table of packages.
+    folders = {file.parent.name for file in (imports.ROOT / package).glob("*/__init__.py")}
+    layers = {name.partition("/")[0] for name in re.findall(r"[\w/]+", block[1])}
+    assert folders - layers <= WITHOUT_LAYER
+    table = PAGE.partition(f", `{package}/` | contents |")[2].partition("\n\n")[0]
+    rows = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
+    assert rows - {"sdk_names"} == folders
 
 
 def test_circles_are_found_wherever_they_hide(tmp_path):

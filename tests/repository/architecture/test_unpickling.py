@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 
 import pytest
-
-from tools.pages.imports import ROOT
+from support.imports import ROOT
 
 # Of these modules, the functions that run what bytes say; of torch and NumPy one depends on a flag.
 _LOADERS = {"load", "loads", "Unpickler"}

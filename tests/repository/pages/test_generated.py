@@ -6,7 +6,7 @@ import pytest
 from support.repository import ROOT
 
 from poprun_py.planning.cpu_placement import MODES
-from tools.pages import architecture, generated, placement
+from tools.pages import generated, placement
 
 # The figures of the device model take a quarter of a minute, on an idle machine.
 SLOW = (pytest.mark.examples, pytest.mark.timeout(600))
@@ -42,13 +42,6 @@ def test_changed_files_alone_are_written_and_told(monkeypatch, tmp_path, capsys)
     assert not (tmp_path / "other").exists()
     assert generated.main(["z"]) == 2
     assert capsys.readouterr().err == "no generator z: there are x, y\n"
-
-
-def test_arrows_that_follow_from_others_are_not_drawn():
-    arrows = {"a": {"b", "c"}, "b": {"c"}, "c": set()}
-    arrows = {node: frozenset(others) for node, others in arrows.items()}
-    assert architecture.reduced(arrows) == {"a": {"b"}, "b": {"c"}, "c": set()}
-    assert architecture.rows_of(arrows) == [["a"], ["b"], ["c"]]
 
 
 def test_the_page_about_placement_has_a_picture_of_each_mode():

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-
-from tools.pages.imports import ROOT
+from support.imports import ROOT
 
 _FOLDERS = ("poprun_py", "popdist_py", "tests", "benchmarks", "examples", "tools")
 # A path of Python names, such as `weights/device_state` or `pods/model/`.

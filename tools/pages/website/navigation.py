@@ -43,7 +43,7 @@ PARTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
             "Explanation",
             (
                 *("architecture", "emulation", "device", "collectives", "reliability"),
-                *("performance", "decisions", "seeds", "tutorials-verbatim"),
+                *("performance", "seeds", "tutorials-verbatim"),
                 *("security", "contributing"),
             ),
         ),
