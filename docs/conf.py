@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from poprun_py import __version__
-from tools.pages.website import meaning_tables, navigation, public_names, source_pages
+from tools.pages.website import meaning_tables, navigation, public_names, reference, source_pages
 
 project = "poprun-py"
 version = release = __version__
@@ -61,9 +61,10 @@ html_theme_options = {
 def setup(app):
     """Join the parts of the site that Sphinx does not know."""
     app.add_directive("public-names", public_names.PublicNames)
+    for name, directive in reference.DIRECTIVES.items():
+        app.add_directive(name, directive)
     app.connect("autodoc-process-docstring", public_names.hide_colon, priority=499)
     app.connect("autodoc-process-docstring", public_names.show_colon, priority=501)
-    app.connect("source-read", source_pages.put_texts_of_the_project)
     app.connect("source-read", source_pages.mark_links)
     app.connect("source-read", navigation.add_contents)
     app.connect("doctree-resolved", source_pages.resolve_links)

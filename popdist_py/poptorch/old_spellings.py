@@ -3,7 +3,7 @@
 Most names and arguments of an earlier PopTorch release (old spellings) have the same effect as
 their replacements (new spellings). Other old spellings do nothing or are refused. A program that
 uses an old spelling gets one warning about it. The functions in ``old_spellings`` only translate
-names and arguments. The page docs/old-spellings.md contains the same table of old spellings.
+names and arguments. The reference on the site contains the same table of old spellings.
 """
 
 from __future__ import annotations

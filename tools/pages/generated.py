@@ -16,11 +16,9 @@ from tools.pages import (
     cnn_options,
     device,
     man_pages,
-    old_spellings,
     other_launchers,
     performance,
     placement,
-    reference,
     seeds,
     tutorials_verbatim,
 )
@@ -31,11 +29,9 @@ __all__ = ["GENERATORS", "main", "outdated"]
 #: By name, what returns the texts that belong into some files.
 GENERATORS: Mapping[str, Callable[[], Mapping[Path, str]]] = {
     "keyword-types": keyword_types.files,
-    "reference": reference.files,
     "man-pages": man_pages.files,
     "placement": placement.files,
     "cnn-options": cnn_options.files,
-    "old-spellings": old_spellings.files,
     "other-launchers": other_launchers.files,
     "tutorials-verbatim": tutorials_verbatim.files,
     "seeds": seeds.files,

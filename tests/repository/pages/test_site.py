@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib
 import os
 import re
@@ -15,17 +16,22 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from support.repository import ROOT
 
+from popdist_py.poptorch.old_spellings import TABLE
+from poprun_py.options.declared_options import OPTION_VARIABLES, OPTIONS
+from poprun_py.options.option_types import option_name
+from tools.pages.website import variables
+from tools.pages.website.commands import FILES, LAUNCHER
 from tools.running.browser import CHROMIUM, open_browser
 
 DOCS = ROOT / "docs"
 PHONE, SCREEN = 390, 1280
 KINDS = (
-    *("index.html", "options/output.html", "api/poprun_py.html", "commands.html"),
+    *("index.html", "reference/options.html", "api/poprun_py.html", "reference/commands.html"),
     *("performance.html", "architecture.html", "source/examples/train.py.html"),
 )
 # Words that a reader looks for, and the page that must come up.
 SEARCHES = {
-    "num-replicas": "options/job",
+    "num-replicas": "reference/options",
     "checkpoint": "reliability",
     "all_reduce": "api/popdist_py",
     "Slurm": "slurm",
@@ -128,6 +134,23 @@ def test_every_public_name_has_a_place(pages):
                 assert f"{module}.{name}" in anchors, page
 
 
+@building
+@pytest.mark.timeout(900)
+def test_the_reference_has_every_declaration(site):
+    def text(name):
+        return html.unescape(
+            re.sub("<[^>]*>", "", (site / "reference" / name).read_text(encoding="utf-8"))
+        )
+
+    options, commands, names = map(text, ("options.html", "commands.html", "variables.html"))
+    assert [name for name in map(option_name, OPTIONS) if name not in options] == ["--verbosity"]
+    told = {name for some in variables.VARIABLES.values() for name in some}
+    assert {name for name in (*told, *OPTION_VARIABLES) if name not in names} == set()
+    assert [name for name in (*LAUNCHER, *FILES) if name not in commands] == []
+    spellings = text("old-spellings.html")
+    assert [each for each in TABLE if each.old_text not in spellings] == []
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     if CHROMIUM is None:
@@ -160,8 +183,7 @@ def test_pages_of_every_kind_fit(site, browser, width, dark):
 
 
 # The pages with options and variables, and the share of a table's width that its last column has.
-OPTION_PAGES = ("options/placement.html", "options/inspection.html", "commands.html",
-                "environment-variables.html", "compare.html")  # fmt: skip
+OPTION_PAGES = ("reference/options.html", "reference/commands.html", "reference/variables.html")
 SHARES = """
 [...document.querySelectorAll('table.meanings tbody tr')].map(row =>
     row.lastElementChild.offsetWidth / row.offsetWidth)

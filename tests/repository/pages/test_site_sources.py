@@ -59,24 +59,17 @@ def blocks(page):
 
 
 def test_every_page_has_its_place():
-    placed = [
-        (DOCS / page).parent / name
-        for page, lists in PARTS.items()
-        for _, names in lists
-        for name in names
-    ]
+    placed = [name for pages in PARTS.values() for name in pages]
     assert len(placed) == len(set(placed))
-    found = {path.relative_to(DOCS).with_suffix("") for path in PAGES}
-    found |= {path.relative_to(DOCS).with_suffix("") for path in (DOCS / "api").glob("index.rst")}
-    assert {str(path.relative_to(DOCS)) for path in placed} == {str(x) for x in found} - {"index"}
+    found = [*PAGES, DOCS / "api" / "index.rst", *(DOCS / "reference").glob("*.rst")]
+    names = {str(path.relative_to(DOCS).with_suffix("")) for path in found}
+    assert set(placed) == names - {"index"}
 
 
 def test_the_first_page_leads_to_every_page():
     first = (DOCS / "index.md").read_text(encoding="utf-8")
     linked = set(re.findall(r"\]\(([\w/-]+\.md)", first))
-    below_options = {f"options/{path.name}" for path in (DOCS / "options").glob("*.md")}
-    names = {str(path.relative_to(DOCS)) for path in PAGES} - below_options - {"index.md"}
-    assert names - linked == {"changelog.md", "contributing.md"}
+    assert {str(path.relative_to(DOCS)) for path in PAGES} - linked == {"index.md"}
 
 
 @pytest.mark.parametrize("language", sorted(LANGUAGES))
@@ -105,14 +98,24 @@ def read(page):
         yield language, code
 
 
-@pytest.mark.parametrize("page", source_pages.TEXTS)
-def test_every_link_of_a_text_of_the_project_leads_to_a_file_from_docs_too(page):
-    source = [""]
-    app = SimpleNamespace(env=SimpleNamespace(note_dependency=str))
-    source_pages.put_texts_of_the_project(app, page, source)
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", source[0])
-    assert links
-    assert [link for link in links if not (DOCS / link).exists()] == []
+def test_links_of_a_rendered_file_lead_to_pages_of_the_site(tmp_path, monkeypatch):
+    monkeypatch.setattr(source_pages, "ROOT", tmp_path)
+    for name in ("docs/runs.md", "tests/README.md"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    text = "[a](docs/runs.md#where), [b](tests/README.md), [c](gone.md), [d](https://x.org/y)\n"
+    (tmp_path / "CHANGES.md").write_text(text)
+    builder = SimpleNamespace(get_relative_uri=lambda page, to: f"{page} > {to}".replace(" ", "_"))
+    app = SimpleNamespace(srcdir=tmp_path / "docs", builder=builder)
+    wanted = []
+    shown = source_pages.rendered(app, tmp_path / "CHANGES.md", wanted)
+    assert wanted == ["tests/README.md"]
+    assert re.findall('href="([^"]*)"', shown) == [
+        "source/CHANGES.md_%3E_runs#where",
+        "source/CHANGES.md_%3E_source/tests/README.md",
+        "gone.md",
+        "https://x.org/y",
+    ]
 
 
 def test_every_variable_of_the_code_is_told():

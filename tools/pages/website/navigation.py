@@ -6,63 +6,47 @@ which are made of this table when a page is read. A page that is nowhere here fa
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from sphinx.application import Sphinx
 
 __all__ = ["PARTS", "add_contents"]
 
-# Page -> (caption, pages below it).
-PARTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
-    "index": (
-        (
-            "Tutorials",
-            (
-                *("first-hour", "three-users", "data-loading", "hands-on", "course"),
-                *("pipelining", "cnns"),
-                *("examples/language_model", "examples/ddp", "examples/mpi"),
-            ),
-        ),
-        (
-            "How to",
-            (
-                *("other-launchers", "python"),
-                *("multi-host", "slurm", "deploy", "placement", "pods", "devices"),
-                *("debugging", "observe", "timeline", "metrics", "monitoring"),
-                *("runs", "report", "compare"),
-                *("port-poptorch", "horovod", "torch-backend"),
-            ),
-        ),
-        (
-            "Reference",
-            (
-                *("options/index", "commands", "environment-variables"),
-                *("api/index", "old-spellings", "compatibility"),
-                *("changelog", "releasing"),
-            ),
-        ),
-        (
-            "Explanation",
-            (
-                *("architecture", "emulation", "device", "collectives", "reliability"),
-                *("performance", "seeds", "tutorials-verbatim"),
-                *("security", "contributing"),
-            ),
-        ),
+_DOCS = Path(__file__).resolve().parents[3] / "docs"
+
+_PAGES: dict[str, tuple[str, ...]] = {
+    "Tutorials": (
+        *("first-hour", "three-users", "data-loading", "hands-on", "course", "pipelining", "cnns"),
+        *("examples/language_model", "examples/ddp", "examples/mpi"),
     ),
-    "options/index": (
-        (
-            "",
-            (
-                *("job", "hosts", "placement", "inspection", "output", "supervision"),
-                *("environment", "mpi", "configuration", "ipu-hardware"),
-            ),
-        ),
+    "How to": (
+        *("ddp-and-mpi", "port-poptorch", "why-slow"),
+        *("other-launchers", "python"),
+        *("multi-host", "slurm", "deploy", "placement", "pods", "devices"),
+        *("watching", "debugging", "observe", "timeline", "metrics", "monitoring"),
+        *("runs", "report", "compare"),
+        *("horovod", "torch-backend"),
     ),
+    "Reference": (
+        *("reference/options", "reference/commands", "reference/variables"),
+        *("reference/old-spellings", "api/index", "compatibility", "releasing"),
+    ),
+    "Explanation": (
+        *("architecture", "emulation", "device", "collectives", "reliability", "performance"),
+        *("seeds", "tutorials-verbatim", "security"),
+    ),
+}
+#: The pages of each part of the site, by the title of the part.
+# Pages are merged one by one: a page that is not there yet, or no more, is left out.
+PARTS = {
+    part: tuple(page for page in pages if [*_DOCS.glob(f"{page}.*")])
+    for part, pages in _PAGES.items()
 }
 
 
 def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
-    """Append to a page the lists of what stands below it, which the sidebar shows."""
-    for caption, pages in PARTS.get(page, ()):
-        caption_line = f":caption: {caption}\n" if caption else ""
-        names = "\n".join(pages)
-        source[0] += f"\n```{{toctree}}\n:hidden:\n{caption_line}\n{names}\n```\n"
+    """Append to the first page the lists of all pages, which the sidebar shows."""
+    if page == "index":
+        for part, pages in PARTS.items():
+            names = "\n".join(pages)
+            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {part}\n\n{names}\n```\n"

@@ -13,21 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from markdown_it import MarkdownIt
+from mdit_py_plugins.anchors import anchors_plugin
 from sphinx.application import Sphinx
 
-__all__ = ["ROOT", "mark_links", "pages", "put_texts_of_the_project", "resolve_links"]
+__all__ = ["ROOT", "mark_links", "pages", "rendered", "resolve_links"]
 
 ROOT = Path(__file__).resolve().parents[3]
-# Page -> the text of the project that is shown there.
-TEXTS = {
-    "changelog": "CHANGELOG.md",
-    "contributing": "CONTRIBUTING.md",
-}
 _SCHEME = "project:"
 # [text](../examples/train.py), in a page of docs/ or of a folder in it
 _LINK = re.compile(r"\]\(((?:\.\./)+[^)#\s]+)(#[^)\s]*)?\)")
-# [text](tests/README.md), in a text that stands in ROOT
-_LINK_OF_A_TEXT = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+# [text](docs/runs.md#folders), in a Markdown file outside docs/
+_LINK_OUTSIDE = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 _LANGUAGES = {".py": "python", ".yml": "yaml", ".toml": "toml", ".sh": "bash", ".json": "json"}
 
 
@@ -39,28 +36,9 @@ def mark_links(app: Sphinx, page: str, source: list[str]) -> None:
         target = (folder / link[1]).resolve()
         if target.is_relative_to(app.srcdir) or not target.is_relative_to(ROOT):
             return link[0]
-        return f"]({_SCHEME}{target.relative_to(ROOT)})"
+        return f"]({_SCHEME}{target.relative_to(ROOT)}{link[2] or ''})"
 
     source[0] = _LINK.sub(marked, source[0])
-
-
-def put_texts_of_the_project(app: Sphinx, page: str, source: list[str]) -> None:
-    """Put a text that stands outside docs/ in place of the page that leads to it on GitHub."""
-    if page in TEXTS:
-        path = ROOT / TEXTS[page]
-        app.env.note_dependency(str(path))
-        source[0] = _LINK_OF_A_TEXT.sub(_as_in_docs, path.read_text(encoding="utf-8"))
-
-
-def _as_in_docs(link: re.Match[str]) -> str:
-    """Return a link of a text that stands in ROOT as a page in docs/ has it."""
-    target, heading = link[1], link[2] or ""
-    for page, name in TEXTS.items():
-        if target == name:
-            return f"]({page}.md{heading})"
-    if target.startswith("docs/"):
-        return f"]({target.removeprefix('docs/')}{heading})"
-    return f"](../{target})"
 
 
 def resolve_links(app: Sphinx, doctree: nodes.document, page: str) -> None:
@@ -70,10 +48,12 @@ def resolve_links(app: Sphinx, doctree: nodes.document, page: str) -> None:
         address = node.get("refuri", "")
         if not address.startswith(_SCHEME):
             continue
-        target = address.removeprefix(_SCHEME)
+        target, sign, heading = address.removeprefix(_SCHEME).partition("#")
         found.add(target)
         if app.builder.format == "html":
-            node["refuri"] = app.builder.get_relative_uri(page, f"source/{target}")
+            relative = app.builder.get_relative_uri(page, f"source/{target}")
+            # Only Markdown files have anchors.
+            node["refuri"] = f"{relative}{sign}{heading}" if target.endswith(".md") else relative
 
 
 def pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -90,10 +70,13 @@ def pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
             inside = [x for x in sorted(path.iterdir()) if _is_shown(x)]
             wanted += [str(x.relative_to(ROOT)) for x in inside]
             body = _listing(path, inside)
+        elif path.suffix == ".md":
+            body = rendered(app, path, wanted)
         else:
             body = _highlighted(app, path)
         title = html.escape(target)
-        body = f"<h1>{title}</h1>\n{body}"
+        if path.suffix != ".md":
+            body = f"<h1>{title}</h1>\n{body}"
         yield f"source/{target}", {"title": title, "body": body}, "page.html"
 
 
@@ -124,3 +107,23 @@ def _highlighted(app: Sphinx, path: Path) -> str:
     language = _LANGUAGES.get(path.suffix, "text")
     block = builder.highlighter.highlight_block(text, language, linenos=False)
     return f'<div class="highlight-{language} notranslate">{block}</div>'
+
+
+def rendered(app: Sphinx, path: Path, wanted: list[str]) -> str:
+    """Return a Markdown file as HTML, and add the files to which it links to ``wanted``."""
+    page = f"source/{path.relative_to(ROOT)}"
+    builder: Any = app.builder
+
+    def led(link: re.Match[str]) -> str:
+        target, heading = (path.parent / link[1]).resolve(), link[2] or ""
+        if not target.exists() or not target.is_relative_to(ROOT):
+            return link[0]
+        if target.is_relative_to(app.srcdir):
+            to = str(target.relative_to(app.srcdir).with_suffix(""))
+        else:
+            wanted.append(str(target.relative_to(ROOT)))
+            to = f"source/{wanted[-1]}"
+        return f"]({builder.get_relative_uri(page, to)}{heading})"
+
+    markdown = MarkdownIt("gfm-like", {"linkify": False}).use(anchors_plugin, max_level=4)
+    return str(markdown.render(_LINK_OUTSIDE.sub(led, path.read_text(encoding="utf-8"))))
