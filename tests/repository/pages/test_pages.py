@@ -19,7 +19,6 @@ from tools.running.transcript import File, Terminal, differences, parse
 # Pages that take a quarter of a minute or more are long.
 PAGES = [
     pytest.param("first-hour.md", marks=pytest.mark.long),
-    pytest.param("examples/language_model.md", marks=pytest.mark.long),
     pytest.param("examples/ddp.md", marks=pytest.mark.long),
     pytest.param("examples/mpi.md", marks=pytest.mark.examples),
     pytest.param("data-loading.md", marks=pytest.mark.long),
@@ -39,7 +38,6 @@ PAGES = [
     pytest.param("cnns.md", marks=pytest.mark.long),
     pytest.param("other-launchers.md", marks=pytest.mark.examples),
     pytest.param("python.md", marks=pytest.mark.long),
-    pytest.param("three-users.md", marks=pytest.mark.examples),
     pytest.param("placement.md", marks=pytest.mark.examples),
 ]
 

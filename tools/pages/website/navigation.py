@@ -16,8 +16,8 @@ _DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 _PAGES: dict[str, tuple[str, ...]] = {
     "Tutorials": (
-        *("first-hour", "three-users", "data-loading", "hands-on", "course", "pipelining", "cnns"),
-        *("examples/language_model", "examples/ddp", "examples/mpi"),
+        *("first-hour", "data-loading", "hands-on", "course", "pipelining", "cnns"),
+        *("examples/ddp", "examples/mpi"),
     ),
     "How to": (
         *("ddp-and-mpi", "port-poptorch", "why-slow"),
