@@ -83,9 +83,8 @@ system-packages: ## install the Debian packages that test-hosts, test-numa and t
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
 	  openssh-server iproute2 rsync slurm-wlm munge qemu-system-x86 busybox-static cpio chromium mandoc
 
-bench: $(DEV_STAMP) ## measure everything for some forty minutes and write docs/performance.md (root, for hosts)
-	$(BIN)/python benchmarks/launch.py
-	$(BIN)/python -m tools.pages.performance --run $(ARGS)
+bench: $(DEV_STAMP) ## measure everything for some fifty minutes, into benchmarks/results.json (root, for hosts)
+	$(BIN)/python benchmarks/collect.py $(ARGS)
 
 seeds: $(FRAMEWORKS_STAMP) ## run every command of the hands-on texts and write docs/seeds.md
 	$(BIN)/python -m tools.pages.seeds $(ARGS)

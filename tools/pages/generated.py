@@ -17,7 +17,6 @@ from tools.pages import (
     device,
     man_pages,
     other_launchers,
-    performance,
     placement,
     seeds,
     tutorials_verbatim,
@@ -36,7 +35,6 @@ GENERATORS: Mapping[str, Callable[[], Mapping[Path, str]]] = {
     "tutorials-verbatim": tutorials_verbatim.files,
     "seeds": seeds.files,
     "compatibility": version_page.files,
-    "performance": performance.files,
     "device": device.files,
 }
 
