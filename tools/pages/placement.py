@@ -23,7 +23,7 @@ from poprun_py.planning.views.plan_text import core_map, topology_table
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "placement.md"
 MACHINE = ROOT / "tests" / "support" / "launcher" / "snapshots" / "example.json"
-BLOCK = re.compile(r"<!-- (table|domains|picture: [^>]+) -->\n```\n(.*?)```\n", re.DOTALL)
+BLOCK = re.compile(r"<!-- (table|domains|picture: [^>]+) -->\n```text\n(.*?)```\n", re.DOTALL)
 # What each picture in docs shows.
 JOBS: dict[str, dict[str, Any]] = {
     "main-job.svg": {
@@ -37,11 +37,6 @@ JOBS: dict[str, dict[str, Any]] = {
         "ipus_per_replica": 2,
         "process_placement": "packnuma",
         "cores_per_instance": 9,
-    },
-    "domains.svg": {
-        "num_instances": 128,
-        "num_replicas": 256,
-        "host": "pod[00-63]",
     },
 }
 
@@ -62,13 +57,12 @@ def block(what: str) -> str:
         return topology_table(make_topology(config, parse_host_list("h0,h1", source="the page")))
     mode, count, *options = what.removeprefix("picture: ").split()
     values = {name: int(value) for name, value in (option.split("=") for option in options)}
-    chosen = {"numa_aware": True} if mode == "roundrobin" else {"process_placement": mode}
-    config = LaunchConfig(**chosen, **values)
+    config = LaunchConfig(process_placement=mode, **values)
     return core_map(machine, dict(enumerate(place(machine, int(count), config))))
 
 
 def files() -> dict[Path, str]:
     """Return the page and the pictures by their files."""
     page = PAGE.read_text(encoding="utf-8")
-    page = BLOCK.sub(lambda m: f"<!-- {m[1]} -->\n```\n{block(m[1])}\n```\n", page)
+    page = BLOCK.sub(lambda m: f"<!-- {m[1]} -->\n```text\n{block(m[1])}\n```\n", page)
     return {PAGE: page, **{PAGE.with_name(name): picture(name) for name in JOBS}}
