@@ -7,7 +7,8 @@ import re
 import pytest
 from support.repository import ROOT
 
-_BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
+# test_pages.py of the repository runs the files of a page.
+_BLOCK = re.compile(r"(?<!-->\n)^```python\n(.*?)^```", re.M | re.S)
 # The first program needs no torch, whose import takes longest. Other tests make the calls of the
 # others.
 PROGRAMS = [

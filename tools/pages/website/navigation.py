@@ -25,7 +25,6 @@ _PAGES: dict[str, tuple[str, ...]] = {
         *("multi-host", "slurm", "deploy", "placement", "pods", "devices"),
         *("watching", "debugging", "observe", "timeline", "metrics", "monitoring"),
         *("runs", "report", "compare"),
-        *("horovod", "torch-backend"),
     ),
     "Reference": (
         *("reference/options", "reference/commands", "reference/variables"),
