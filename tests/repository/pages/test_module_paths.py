@@ -1,4 +1,4 @@
-"""The page about the architecture names only modules and folders that exist."""
+"""The pages about the architecture and security name only modules and folders that exist."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ def _missing(page: str) -> Iterator[str]:
             yield path
 
 
-def test_the_page_names_existing_modules():
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    assert len(_PATH.findall(page)) > 30
+@pytest.mark.parametrize(("name", "least"), [("docs/architecture.md", 30), ("SECURITY.md", 6)])
+def test_a_page_names_existing_modules(name: str, least: int):
+    page = (ROOT / name).read_text()
+    assert len(_PATH.findall(page)) > least
     assert list(_missing(page)) == []
 
 

@@ -32,7 +32,7 @@ _PAGES: dict[str, tuple[str, ...]] = {
     ),
     "Explanation": (
         *("architecture", "emulation", "device", "collectives", "reliability", "performance"),
-        *("seeds", "tutorials-verbatim", "security"),
+        *("seeds", "tutorials-verbatim"),
     ),
 }
 #: The pages of each part of the site, by the title of the part.
