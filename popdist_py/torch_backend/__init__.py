@@ -40,7 +40,7 @@ __all__ = ["NAME", "register"]
 NAME = "popdist"
 # The oldest version of torch for which this back end works. Before version 2.7, torch's C++ code
 # releases the Python work object of a call too early, and then waits for ever. With torch 2.7, 2.9
-# and 2.12, tests of this back end failed for unknown reasons, as docs/compatibility.md explains.
+# and 2.12, tests of this back end failed for unknown reasons, as docs/releasing.md says.
 _OLDEST_TORCH = "2.13"
 # The same variable name as popdist_py.environment.TORCH_BACKEND. The name is repeated here because
 # importing popdist_py.environment would take longer than the whole registration.

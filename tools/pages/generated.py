@@ -21,7 +21,6 @@ from tools.pages import (
     seeds,
     tutorials_verbatim,
 )
-from tools.release import version_page
 
 __all__ = ["GENERATORS", "main", "outdated"]
 
@@ -34,7 +33,6 @@ GENERATORS: Mapping[str, Callable[[], Mapping[Path, str]]] = {
     "other-launchers": other_launchers.files,
     "tutorials-verbatim": tutorials_verbatim.files,
     "seeds": seeds.files,
-    "compatibility": version_page.files,
     "device": device.files,
 }
 

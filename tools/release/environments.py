@@ -26,7 +26,7 @@ _ALLOWED = {
 }
 # What a CUDA build of torch brings, which a CPU build does not, under NVIDIA's own terms.
 _OF_CUDA = re.compile(r"(nvidia|cuda)[-_]")
-# docs/compatibility.md has whole suites; these tell whether it is still true.
+# docs/releasing.md has the results of earlier runs. These cases show whether they still hold.
 _CASES = ("3.11:lowest", "3.13:newest")
 _TESTS_OF_VERSIONS = ("tests/system/test_main_job.py", "tests/popdist_py/collectives")
 _JOB = """

@@ -1,21 +1,18 @@
-"""The results of the version cases that are kept, and the table that a page makes of them."""
+"""The results of the version cases, as rows of a table in docs/releasing.md."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-_DOCS = Path(__file__).resolve().parents[2] / "docs"
-RESULTS = _DOCS / "compatibility.json"
-PAGE = _DOCS / "compatibility.md"
-_VERSIONS = {"torch": "torch", "numpy": "NumPy", "mpi4py": "mpi4py", "click": "click"}
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "releasing.md"
+_BEGIN, _END = "<!-- results -->\n", "<!-- end -->"
+_VERSIONS = ("torch", "numpy", "mpi4py")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What came out of one case: the versions that ran, and how many tests did what."""
+    """The result of one case: the versions that ran, and how many tests passed."""
 
     case: str
     date: str
@@ -29,44 +26,25 @@ class Outcome:
     seconds: int
 
 
-def read_results() -> list[Outcome]:
-    """Return the results that are kept, in the order of their cases."""
-    kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
-    return [Outcome(**{**one, "tests": tuple(one["tests"]), "failed": tuple(one["failed"])})
-            for one in kept]  # fmt: skip
+def with_row(page: str, outcome: Outcome) -> str:
+    """Return the page with the row of ``outcome`` in place of an older row of its case."""
+    before, _, rest = page.partition(_BEGIN)
+    table, _, after = rest.partition(_END)
+    head, line, *rows = table.splitlines(keepends=True)
+    kept = [row for row in rows if not row.startswith(f"| `{outcome.case}` |")]
+    rows = sorted([*kept, _row(outcome)])
+    return "".join((before, _BEGIN, head, line, *rows, _END, after))
 
 
-def write_results(outcomes: Iterable[Outcome]) -> None:
-    """Keep the outcomes, each instead of an older one of its case."""
-    kept = {outcome.case: outcome for outcome in (*read_results(), *outcomes)}
-    values = [asdict(kept[case]) for case in sorted(kept)]
-    RESULTS.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-
-
-def with_tables(page: str, outcomes: Sequence[Outcome]) -> str:
-    """Return the page with the table of ``outcomes`` between its marks."""
-    before, mark, rest = page.partition("<!-- results -->\n")
-    after = rest.partition("<!-- end -->")[2]
-    return f"{before}{mark}{table(outcomes)}<!-- end -->{after}"
-
-
-def files() -> dict[Path, str]:
-    """Return the page that the kept results make."""
-    return {PAGE: with_tables(PAGE.read_text(encoding="utf-8"), read_results())}
-
-
-def table(outcomes: Sequence[Outcome]) -> str:
-    """Return the outcomes as a table in Markdown."""
-    head = ("Python", *_VERSIONS.values(), "MPI", "tests", "passed", "skipped", "failed", "day")
-    return "".join(_row(cells) for cells in (head, ("---",) * len(head), *map(_cells, outcomes)))
-
-
-def _cells(one: Outcome) -> tuple[object, ...]:
-    versions = (one.versions.get(name, "none") for name in _VERSIONS)
-    rooms = ", ".join(f"`{name}`" for name in one.tests)
-    counts = (one.passed, one.skipped, len(one.failed))
-    return (one.python, *versions, one.mpi, rooms, *counts, one.date)
-
-
-def _row(cells: Iterable[object]) -> str:
+def _row(outcome: Outcome) -> str:
+    cells = (
+        f"`{outcome.case}`",
+        outcome.python,
+        *(outcome.versions.get(name, "none") for name in _VERSIONS),
+        outcome.mpi,
+        ", ".join(f"`{name}`" for name in outcome.tests),
+        outcome.passed,
+        len(outcome.failed),
+        outcome.date,
+    )
     return f"| {' | '.join(map(str, cells))} |\n"

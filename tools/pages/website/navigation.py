@@ -28,7 +28,7 @@ _PAGES: dict[str, tuple[str, ...]] = {
     ),
     "Reference": (
         *("reference/options", "reference/commands", "reference/variables"),
-        *("reference/old-spellings", "api/index", "compatibility", "releasing"),
+        *("reference/old-spellings", "api/index", "releasing"),
     ),
     "Explanation": (
         *("architecture", "emulation", "device", "collectives", "reliability", "performance"),
