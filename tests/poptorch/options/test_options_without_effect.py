@@ -16,50 +16,31 @@ import popdist_py
 from popdist_py import poptorch
 from popdist_py.poptorch import old_spellings
 from popdist_py.poptorch.options import options_without_effect
+from popdist_py.poptorch.options.option_effects import STORED
 from popdist_py.poptorch.options.store import OptionStore
 
 # Setters that change what a model does: tests of these models see it.
 _EFFECTS = {
-    "Emulator.deterministicReduction",
-    "Emulator.device",
-    "Emulator.doublePrecision",
-    "Emulator.memory",
-    "Emulator.replicaExecution",
-    "Options.anchorTensor",
-    "Options.autoRoundNumIPUs",
-    "Options.broadcastBuffers",
-    "Options.connectionType",
-    "Options.deviceIterations",
-    "Options.disableModuleNamescope",
+    row.name if "." in row.name else f"Options.{row.name}" for row in STORED.values() if row.acts
+} | {
+    # Their values are session options and engine options, or a default of the device.
     "Options.enableExecutableCaching",
     "Options.enableProfiling",
     "Options.enableSyntheticData",
-    "Options.inputReplicaGrouping",
     "Options.logCycleCount",
-    "Options.outputMode",
-    "Options.randomSeed",
-    "Options.relaxOptimizerAttributesChecks",
-    "Options.replicationFactor",
-    "Options.setAvailableMemoryProportion",
-    "Options.setExecutionStrategy",
-    "Options.showCompilationProgressBar",
     "Options.updatableNamedBuffers",
-    "Options.useIpuId",
     "Options.useOfflineIpuTarget",
     "Precision.enableFloatingPointExceptions",
     "Precision.enableStochasticRounding",
     "Precision.setPartialsType",
-    "TensorLocations.numIOTiles",
-    "TensorLocations.setAccumulatorLocation",
-    "TensorLocations.setActivationLocation",
-    "TensorLocations.setOptimizerLocation",
-    "TensorLocations.setWeightLocation",
-    "Training.accumulationAndReplicationReductionType",
-    "Training.distributedBatchNormReplicaGroupSize",
-    "Training.gradientAccumulation",
-    "Training.gradientCompression",
     "Training.setAutomaticLossScaling",
     "_Popart.setEngineOptions",
+}
+# Setters with an effect for some of their values only, which other tests show.
+_EFFECTS -= {
+    "Distributed.configureProcessId",
+    "Options.useIpuModel",
+    "Training.setMeanAccumulationAndReplicationReductionStrategy",
 }
 # What sets other options, or one that all setters of the group share; test_options.py has them.
 _NO_OPTIONS = {
