@@ -1,9 +1,12 @@
-"""What setup.cfg cannot say: the version of a tag, a .pth file, and archives of equal bytes."""
+"""Build steps that setup.cfg cannot describe: version, .pth file, manual pages, equal archives."""
 
 import gzip
 import os
 import re
+import subprocess
+import sys
 import tarfile
+from distutils.command.install_data import install_data  # setuptools provides this module
 from pathlib import Path
 
 from setuptools import setup
@@ -12,6 +15,7 @@ from setuptools.command.sdist import sdist
 from setuptools_scm import ScmVersion
 
 _HOOK = "popdist_torchvision_hook"
+_MANUAL = "share/man/man1"
 _VERSIONED = ("poprun_py/__init__.py", "popdist_py/__init__.py")
 _VERSION_LINE = re.compile(r'^__version__ = "(.*)"$', re.MULTILINE)
 # What the tree says of itself, whichever commit it is of: the next release, in development.
@@ -53,6 +57,19 @@ class BuildPackages(build_py):
         path.write_text(text, encoding="utf-8")
 
 
+class ManualPages(install_data):
+    """Makes the manual pages from the declarations of options and commands, and installs them."""
+
+    def run(self):
+        """Write the pages into a folder of the build, and install these files."""
+        folder = Path(self.get_finalized_command("build").build_temp, "man").absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "tools.pages.manual.man_pages", str(folder)]
+        subprocess.run(command, cwd=Path(__file__).parent, check=True)
+        self.data_files = [(_MANUAL, sorted(map(str, folder.iterdir())))]
+        super().run()
+
+
 class SourceArchive(sdist):
     """Packs equal trees into equal bytes where SOURCE_DATE_EPOCH is set, as wheels are."""
 
@@ -79,6 +96,12 @@ class SourceArchive(sdist):
 
 
 setup(
-    cmdclass={"build_py": BuildPackages, "sdist": SourceArchive},
+    cmdclass={
+        "build_py": BuildPackages,
+        "install_data": ManualPages,
+        "sdist": SourceArchive,
+    },
+    # ManualPages names the files. Without an entry here, setuptools would not run the command.
+    data_files=[(_MANUAL, [])],
     use_scm_version={"version_scheme": version, "fallback_version": _TREE},
 )

@@ -18,7 +18,7 @@ version = release = __version__
 copyright = "the authors of poprun-py, MIT licence"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
-exclude_patterns = ["man", "static"]
+exclude_patterns = ["static"]
 
 # Pages link to headings as GitHub names them.
 myst_heading_anchors = 4

@@ -1,7 +1,7 @@
 """The help topic ``manual``, which shows the manual page of ``poprun-py``.
 
 The command ``man poprun-py`` only finds the page if the environment's folder ``bin`` is on PATH.
-This topic finds the page in every installation, and in a checkout.
+This topic finds the page in every installation. Each installation makes the page.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _PAGE = "poprun-py.1"
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 def find_page(folders: Iterable[Path]) -> Path | None:
@@ -23,9 +22,9 @@ def find_page(folders: Iterable[Path]) -> Path | None:
 
 
 def page_folders() -> list[Path]:
-    """Return the folders of manual pages in a checkout and in an installation."""
+    """Return the folders in which an installation may have manual pages."""
     installed = (sysconfig.get_path("data"), site.getuserbase())
-    return [_ROOT / "docs" / "man", *(Path(each, "share", "man", "man1") for each in installed)]
+    return [Path(each, "share", "man", "man1") for each in installed]
 
 
 def show_manual() -> bool:

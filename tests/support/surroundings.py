@@ -16,7 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # What a wheel is built from.
 _SOURCES = (
     *("poprun_py", "popdist_py", "popdist_torchvision_hook.py"),
-    *("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE", "docs/man"),
+    *("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"),
+    # The manual pages are made of these.
+    *("tools/__init__.py", "tools/pages/__init__.py", "tools/pages/manual", "docs/reliability.md"),
 )
 # Mounts what it is told to where only its own children see it, and runs the rest.
 _MOUNTED = (
@@ -84,6 +86,7 @@ def copied_sources(folder: Path) -> Path:
     folder.mkdir()
     for name in _SOURCES:
         source = ROOT / name
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:

@@ -12,6 +12,8 @@ import pytest
 from support.repository import ROOT
 from support.surroundings import copied_sources, install, new_environment
 
+from tools.pages.manual import man_pages
+
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 PROGRAM = Path(__file__).with_name("surroundings_program.py")
 JOB = ("--num-instances", 2, "--num-replicas", 4)
@@ -160,7 +162,7 @@ def test_a_job_of_an_editable_install_without_flags(poprun, tmp_path, monkeypatc
     install(python, "-e", sources)
     assert installed_where(python) == sources
     pages = sorted(path.name for path in (tmp_path / "environment/share/man/man1").iterdir())
-    assert pages == sorted(path.name for path in (sources / "docs" / "man").iterdir())
+    assert pages == sorted(man_pages.pages())
     if importlib.util.find_spec("torchvision") is not None:
         assert_imports(python, ORDERS["torchvision first"], tmp_path)
     assert_runs(poprun, python, tmp_path, monkeypatch)

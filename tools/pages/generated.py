@@ -15,7 +15,6 @@ from tools import keyword_types
 from tools.pages import (
     cnn_options,
     device,
-    man_pages,
     other_launchers,
     placement,
     seeds,
@@ -27,7 +26,6 @@ __all__ = ["GENERATORS", "main", "outdated"]
 #: By name, what returns the texts that belong into some files.
 GENERATORS: Mapping[str, Callable[[], Mapping[Path, str]]] = {
     "keyword-types": keyword_types.files,
-    "man-pages": man_pages.files,
     "placement": placement.files,
     "cnn-options": cnn_options.files,
     "other-launchers": other_launchers.files,

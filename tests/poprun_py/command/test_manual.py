@@ -6,9 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from support.repository import ROOT
 
 from poprun_py.command.manual import find_page, page_folders
 
@@ -23,8 +23,8 @@ def test_the_first_folder_with_the_page_counts(tmp_path):
     assert find_page([empty, first, second]) == first / "poprun-py.1"
 
 
-def test_the_page_of_the_checkout_comes_first():
-    assert find_page(page_folders()) == ROOT / "docs" / "man" / "poprun-py.1"
+def test_the_page_of_this_environment_comes_first():
+    assert page_folders()[0] == Path(sys.prefix, "share", "man", "man1")
 
 
 def manual(path):

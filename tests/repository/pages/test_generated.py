@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from support.repository import ROOT
 
 from poprun_py.planning.cpu_placement import MODES
 from tools.pages import generated, placement
@@ -20,11 +19,6 @@ def test_a_generated_file_is_up_to_date(name):
     files = generated.GENERATORS[name]()
     assert files, "it writes something"
     assert [str(path) for path in generated.outdated(files)] == [], f"make generated ({name})"
-
-
-def test_the_folder_of_manual_pages_holds_no_other():
-    folder = ROOT / "docs" / "man"
-    assert {*folder.iterdir()} == {*generated.GENERATORS["man-pages"]()}
 
 
 def test_changed_files_alone_are_written_and_told(monkeypatch, tmp_path, capsys):

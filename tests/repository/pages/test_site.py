@@ -19,8 +19,8 @@ from support.repository import ROOT
 from popdist_py.poptorch.old_spellings import TABLE
 from poprun_py.options.declared_options import OPTION_VARIABLES, OPTIONS
 from poprun_py.options.option_types import option_name
-from tools.pages.website import variables
-from tools.pages.website.commands import FILES, LAUNCHER
+from tools.pages.manual import variables
+from tools.pages.manual.commands import FILES, LAUNCHER
 from tools.running.browser import CHROMIUM, open_browser
 
 DOCS = ROOT / "docs"

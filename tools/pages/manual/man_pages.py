@@ -1,12 +1,13 @@
-"""The manual pages of docs/man, from the declarations of options and commands.
+"""Writes the manual pages of the commands: ``python -m tools.pages.manual.man_pages FOLDER``.
 
-The wheel installs the pages in share/man, so that ``man poprun-py`` finds them. No date and
-no version stands in them: every build would change them.
+setup.py runs this module. An installation has the pages in share/man, where ``man poprun-py`` finds
+them. The pages have no date and no version, so that two builds of a commit have equal bytes.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from poprun_py.options.help_pages import (
     USAGE,
     HelpOption,
 )
-from tools.pages.website.commands import (
+from tools.pages.manual.commands import (
     FILES,
     LAUNCHER,
     Described,
@@ -30,9 +31,9 @@ from tools.pages.website.commands import (
     described,
     shared_options,
 )
-from tools.pages.website.variables import VARIABLES
+from tools.pages.manual.variables import VARIABLES
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 # What each page is about, for apropos.
 _PURPOSES = {
     "poprun-py": "start the instances of a distributed job",
@@ -153,6 +154,11 @@ def _text(text: str) -> str:
     return f"\\&{text}" if text.startswith((".", "'")) else text
 
 
-def files() -> dict[Path, str]:
-    """Return every manual page by its file."""
-    return {ROOT / "docs" / "man" / name: text for name, text in pages().items()}
+def main(folder: str) -> None:
+    """Write every page into a folder."""
+    for name, text in pages().items():
+        Path(folder, name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

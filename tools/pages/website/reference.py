@@ -14,8 +14,8 @@ from popdist_py.poptorch.old_spellings import TABLE, How
 from poprun_py.options.declared_options import GROUPS, OPTION_VARIABLES, OPTIONS
 from poprun_py.options.help_pages import default_text
 from poprun_py.options.option_types import FLAG, Option, option_name
-from tools.pages.website.commands import FILES, LAUNCHER, Described, described, shared_options
-from tools.pages.website.variables import VARIABLES
+from tools.pages.manual.commands import FILES, LAUNCHER, Described, described, shared_options
+from tools.pages.manual.variables import VARIABLES
 
 __all__ = ["DIRECTIVES"]
 
