@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,9 @@ DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
 TRANSCRIPTS = [ROOT / "docs" / param.values[0] for param in PAGES]
 _FENCE = re.compile(r"^```console\n(.*?)^```", re.M | re.S)
 _LINK = re.compile(r"\[[^\]]+\]\((?!https?:|mailto:|#)([^)#]+)")
+# A link to a heading, in this page (an empty path) or in another page.
+_LINK_TO_HEADING = re.compile(r"\[[^\]]+\]\((?!https?:|mailto:)([^)#\s]*)#([^)\s]+)\)")
+_BLOCK = re.compile(r"^( *)```.*?^\1```", re.M | re.S)
 _TARGET = re.compile(r"^(?:\$ )?make ([a-z][a-z-]*)", re.M)
 
 
@@ -77,6 +82,47 @@ def test_links_lead_somewhere():
         if not (document.parent / target).exists()
     }
     assert broken == set()
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    found: Counter[str] = Counter()
+    names = set(re.findall(r"<a (?:id|name)=\"([^\"]+)\"", text))
+    for heading in re.findall(r"^#{1,6} +(.+?) *$", _BLOCK.sub("", text), re.M):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        name = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        names.add(f"{name}-{found[name]}" if found[name] else name)
+        found[name] += 1
+    return names
+
+
+def missing_headings(text: str, pages: Mapping[str, str]) -> list[str]:
+    """Return the links of a text to headings that do not exist; ``pages`` has the linked pages."""
+    links = _LINK_TO_HEADING.findall(_BLOCK.sub("", text))
+    return [f"{path}#{name}" for path, name in links if name not in anchors(pages[path])]
+
+
+def test_links_to_headings_lead_to_a_heading():
+    checked, broken = 0, {}
+    for document in [*DOCUMENTS, ROOT / "tests" / "README.md"]:
+        text = document.read_text(encoding="utf-8")
+        paths = {path for path, _ in _LINK_TO_HEADING.findall(text)}
+        pages = {
+            path: (document.parent / path).read_text(encoding="utf-8") for path in paths - {""}
+        }
+        checked += len(paths)
+        broken[document.name] = missing_headings(text, {"": text, **pages})
+    assert checked
+    assert {name: links for name, links in broken.items() if links} == {}
+
+
+def test_missing_headings_are_found():
+    text = "## A `b`, [c](x)!\n## Twice\n## Twice\n```sh\n# code\n```\n[a](#a-b-c) [b](#twice-1)"
+    assert missing_headings(text, {"": text}) == []
+    assert missing_headings("[a](b.md#c) [d](#code)", {"b.md": "# D", "": text}) == [
+        "b.md#c",
+        "#code",
+    ]
 
 
 def test_targets_of_make_that_documents_name_exist():
