@@ -25,6 +25,7 @@ _FENCE = re.compile(r"^```console\n(.*?)^```", re.M | re.S)
 _LINK = re.compile(r"\[[^\]]+\]\((?!https?:|mailto:|#)([^)#]+)")
 # A link to a heading, in this page (an empty path) or in another page.
 _LINK_TO_HEADING = re.compile(r"\[[^\]]+\]\((?!https?:|mailto:)([^)#\s]*)#([^)\s]+)\)")
+_NAMED_PAGE = re.compile(r"\bdocs/[\w/-]+\.(?:md|rst|svg|json)\b")
 _BLOCK = re.compile(r"^( *)```.*?^\1```", re.M | re.S)
 _TARGET = re.compile(r"^(?:\$ )?make ([a-z][a-z-]*)", re.M)
 
@@ -82,6 +83,17 @@ def test_links_lead_somewhere():
         if not (document.parent / target).exists()
     }
     assert broken == set()
+
+
+def test_pages_that_the_code_names_exist():
+    named = {
+        (str(path.relative_to(ROOT)), page)
+        for folder in ("poprun_py", "popdist_py", "tests", "tools", "benchmarks", "examples")
+        for path in (ROOT / folder).rglob("*.py")
+        for page in _NAMED_PAGE.findall(path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 10
+    assert {(path, page) for path, page in named if not (ROOT / page).exists()} == set()
 
 
 def anchors(text: str) -> set[str]:
