@@ -1,8 +1,7 @@
-"""Sphinx makes a site of these pages: ``make docs``.
+"""The configuration of Sphinx, which makes a site of these pages: ``make docs``.
 
-Sphinx with MyST and furo: the pages stay Markdown that GitHub shows, the API comes from docstrings
-and types, links and references are checked while building, and all three are maintained (Material
-for MkDocs is kept alive for repairs alone).
+MyST reads the Markdown that GitHub shows. Autodoc reads docstrings and types. The theme is furo.
+Sphinx checks links and references. All of these packages are maintained.
 """
 
 import sys
@@ -20,13 +19,13 @@ copyright = "the authors of poprun-py, MIT licence"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["static"]
 
-# Pages link to headings as GitHub names them.
+# Headings have the same anchors as on GitHub.
 myst_heading_anchors = 4
-# Two hyphens begin an option.
+# Two hyphens begin an option, so Sphinx must not join them to a dash.
 smartquotes = False
 myst_url_schemes = ["http", "https", "mailto", "project"]
 
-# A block without a word after ``` is no program.
+# A block without a language is not highlighted.
 highlight_language = "text"
 
 autodoc_typehints = "signature"
@@ -40,7 +39,7 @@ python_use_unqualified_type_names = True
 maximum_signature_line_length = 88
 toc_object_entries_show_parents = "hide"
 
-# "$ " is no part of a command, and what it shows is not copied.
+# The copy button copies commands without the prompt and without their output.
 copybutton_prompt_text = "$ "
 
 html_theme = "furo"
@@ -48,7 +47,7 @@ html_title = f"poprun-py {release}"
 html_static_path = ["static"]
 html_css_files = ["style.css"]
 html_copy_source = False
-# A browser lets no page that lies in a folder read others, as pieces of what was found would need.
+# The summary of a search result would need other pages, which browsers do not let local files read.
 html_show_search_summary = False
 html_show_sphinx = False
 html_theme_options = {

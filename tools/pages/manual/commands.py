@@ -1,6 +1,6 @@
-"""The commands as values: what each is for and takes, as their declarations say.
+"""Descriptions of the commands, from their click declarations, without a layout.
 
-Made for the page of the commands and for the manual; nothing here is laid out.
+The manual pages and the reference on the site use these descriptions.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["FILES", "LAUNCHER", "Described", "Paragraph", "described", "shared_o
 FILES = {"poprun-py-pod": POD, "gc-info": GC_INFO, "gc-monitor": GC_MONITOR}
 _OF_LAUNCHER = (JOBS, STOP, RUNS, REPORT, COMPARE, SCALE)
 LAUNCHER = {f"poprun-py {command.name}": command for command in _OF_LAUNCHER}
-# click's mark of a paragraph whose lines stay as they are.
+# click marks paragraphs whose lines must not be joined.
 _KEPT = "\b"
 
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph of a description; ``is_kept``: its lines stay as they are."""
+    """A paragraph of a description; the lines of a kept paragraph are not joined."""
 
     text: str
     is_kept: bool
@@ -40,7 +40,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Described:
-    """A command: how it is written, what it does, and its options with their meanings."""
+    """The usage, the description and the options of a command."""
 
     name: str
     usage: str
@@ -51,7 +51,7 @@ class Described:
 def described(
     name: str, command: click.Command, parent: click.Context | None = None
 ) -> Iterator[Described]:
-    """Yield a command and, of one with verbs and objects, all that can be typed."""
+    """Yield a command and all commands below it."""
     # With the settings of the command, such as the short name -h of --help.
     context = click.Context(command, parent, name, **command.context_settings)
     records = (
@@ -70,7 +70,7 @@ def described(
 
 
 def shared_options(commands: Sequence[Described]) -> tuple[tuple[str, str], ...]:
-    """Return the options that most of several commands take: they are told once."""
+    """Return the options of most of the commands, which a page describes only once."""
     counts = Counter(option for each in commands for option in each.options)
     return tuple(option for option, count in counts.items() if count > len(commands) / 2 > 1)
 

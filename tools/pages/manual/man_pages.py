@@ -1,7 +1,7 @@
 """Writes the manual pages of the commands: ``python -m tools.pages.manual.man_pages FOLDER``.
 
 setup.py runs this module. An installation has the pages in share/man, where ``man poprun-py`` finds
-them. The pages have no date and no version, so that two builds of a commit have equal bytes.
+them. A page does not contain a date or a version, so that two builds of a commit have equal bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tools.pages.manual.commands import (
 from tools.pages.manual.variables import VARIABLES
 
 ROOT = Path(__file__).resolve().parents[3]
-# What each page is about, for apropos.
+# The program apropos shows these lines.
 _PURPOSES = {
     "poprun-py": "start the instances of a distributed job",
     "poprun-py-pod": "partitions of a pod of emulated IPUs",
@@ -149,7 +149,7 @@ def _kept(text: str) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """Return text that roff shows as it is: hyphens that can be copied, and no request."""
+    """Return text with escapes, so that roff shows each character unchanged."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{text}" if text.startswith((".", "'")) else text
 

@@ -1,7 +1,7 @@
-"""The environment variables that a user may set, beside one for each option.
+"""The environment variables that users may set, without the variables of options.
 
-What launcher, wrapper and instances tell one another is not here. A test finds every variable that
-the code names in one of the two lists.
+A second list names the variables that the processes of a job set for each other. A test checks that
+each variable in the code is in one of the lists.
 """
 
 from __future__ import annotations

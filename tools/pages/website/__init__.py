@@ -1,4 +1,4 @@
-"""What the pages of docs/ need to become a site, beside Sphinx and its extensions.
+"""Extensions of Sphinx for the site that ``make docs`` builds from docs/.
 
-Nothing here writes text for readers: that stands in the pages, the docstrings and the declarations.
+No module here contains texts for readers. The pages, docstrings and declarations contain them.
 """

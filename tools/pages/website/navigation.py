@@ -1,7 +1,7 @@
-"""The order of the pages: parts of the site, and the pages of each.
+"""The parts of the site, and the order of the pages in each part.
 
-The pages are plain Markdown, which GitHub shows too; Sphinx asks for lists of contents in them,
-which are made of this table when a page is read. A page that is nowhere here fails the build.
+The pages are plain Markdown for GitHub, but Sphinx needs lists of contents. This module adds the
+lists when Sphinx reads the first page. The build fails if a page is missing here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The directive ``public-names``: all that a module says is public, from its ``__all__``.
+"""The directive ``public-names``, which documents all names in a module's ``__all__``.
 
-Signatures, types and docstrings come from Sphinx's autodoc; which directive of it a name needs is
-decided here. Names that a module imports only when they are used are found like all others.
+Sphinx's autodoc makes the signatures, types and docstrings. This directive chooses autodoc's
+directive for each name. Names that a module imports at their first use are included.
 """
 
 from __future__ import annotations

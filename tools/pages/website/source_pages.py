@@ -1,7 +1,6 @@
-"""Pages of the programs and folders that the text links to, which stand outside docs/.
+"""Pages of the site for files and folders outside docs/ to which pages link.
 
-On GitHub such a link leads to the file; on the site it leads to a page that shows it. Nothing here
-runs a program.
+On GitHub, such a link leads to the file. On the site, the link leads to a page that shows the file.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _LANGUAGES = {".py": "python", ".yml": "yaml", ".toml": "toml", ".sh": "bash", "
 
 
 def mark_links(app: Sphinx, page: str, source: list[str]) -> None:
-    """Give links that leave docs/ a scheme of their own, which Sphinx leaves alone."""
+    """Mark links to files outside docs/ with a scheme that Sphinx does not resolve."""
     folder = (Path(app.srcdir) / page).parent
 
     def marked(link: re.Match[str]) -> str:
@@ -42,7 +41,7 @@ def mark_links(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def resolve_links(app: Sphinx, doctree: nodes.document, page: str) -> None:
-    """Lead the marked links to the pages of their targets."""
+    """Make the marked links lead to the pages of their targets."""
     found = _targets(app)
     for node in doctree.findall(nodes.reference):
         address = node.get("refuri", "")
@@ -57,7 +56,7 @@ def resolve_links(app: Sphinx, doctree: nodes.document, page: str) -> None:
 
 
 def pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Yield the pages of all targets, and of what stands in their folders."""
+    """Yield a page for each target, and for each file in a folder that is a target."""
     wanted = sorted(_targets(app))
     made = set()
     while wanted:
@@ -110,7 +109,7 @@ def _highlighted(app: Sphinx, path: Path) -> str:
 
 
 def rendered(app: Sphinx, path: Path, wanted: list[str]) -> str:
-    """Return a Markdown file as HTML, and add the files to which it links to ``wanted``."""
+    """Return a Markdown file as HTML, and add the targets of its links to ``wanted``."""
     page = f"source/{path.relative_to(ROOT)}"
     builder: Any = app.builder
 
