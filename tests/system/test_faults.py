@@ -1,4 +1,4 @@
-"""Rows of the fault table with real jobs; their times are left to the page and the soak."""
+"""Faults in real jobs, whose exit codes, reports and processes are checked."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Writes every page, picture and module that the code alone makes: ``make generated``.
 
 ``python -m tools.pages.generated NAME...`` writes some of them. Measurements stay as they are:
-``make bench``, ``make seeds``, ``make figures``, ``tools.pages.report`` and ``tools.pages.plan``
-(pictures), and ``tools.pages.reliability`` (faults) measure anew.
+``make bench``, ``make seeds``, ``make figures``, ``tools.pages.report``, ``tools.pages.plan``
+(pictures) and ``tools.pages.losses_table`` measure anew.
 """
 
 from __future__ import annotations
