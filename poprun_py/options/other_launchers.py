@@ -1,7 +1,7 @@
 """Options of other launchers, and what a user of poprun-py does in place of each.
 
-An error message about an unknown option names the launcher that has the option. A page of the
-documentation is made from the same table. The table is read only after a mistake.
+An error message about an unknown option names the launcher that has the option. A test compares the
+table in docs/ddp-and-mpi.md with these messages. The table is read only after a mistake.
 """
 
 from __future__ import annotations

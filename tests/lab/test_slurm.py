@@ -79,10 +79,10 @@ def test_ssh_arguments_ask_for_ssh(cluster, hello):
 def test_the_batch_script_of_the_manual(cluster, hello, tmp_path):
     from lab.lab import ROOT
 
-    manual = (ROOT / "docs" / "slurm.md").read_text()
+    manual = (ROOT / "docs" / "ddp-and-mpi.md").read_text(encoding="utf-8")
     script = manual.partition("```bash\n#!/bin/bash\n")[2].partition("```")[0]
     assert "#SBATCH" in script
-    script = script.replace("poprun-py", " ".join(POPRUN)).replace("train.py", str(hello))
+    script = script.replace("poprun-py", " ".join(POPRUN)).replace("examples/ddp.py", str(hello))
     script = "".join(
         line for line in script.splitlines(keepends=True) if not line.startswith("source ")
     )

@@ -15,7 +15,6 @@ from tools import keyword_types
 from tools.pages import (
     cnn_options,
     device,
-    other_launchers,
     placement,
     seeds,
     tutorials_verbatim,
@@ -28,7 +27,6 @@ GENERATORS: Mapping[str, Callable[[], Mapping[Path, str]]] = {
     "keyword-types": keyword_types.files,
     "placement": placement.files,
     "cnn-options": cnn_options.files,
-    "other-launchers": other_launchers.files,
     "tutorials-verbatim": tutorials_verbatim.files,
     "seeds": seeds.files,
     "device": device.files,

@@ -5,13 +5,22 @@ from __future__ import annotations
 import re
 
 import pytest
+from support.repository import ROOT
 
 from poprun_py.command.cli import COMMANDS
 from poprun_py.errors import UsageError
 from poprun_py.options.command_line import _ALIASES, _NAMES, _SHORT, complete, parse
 from poprun_py.options.config_files import parse_config
 from poprun_py.options.help_pages import help_text
-from poprun_py.options.other_launchers import FOREIGN_OPTIONS, GUESSED
+from poprun_py.options.other_launchers import (
+    ACCELERATE,
+    FOREIGN_OPTIONS,
+    GUESSED,
+    MPICH,
+    OPEN_MPI,
+    SLURM,
+    TORCHRUN,
+)
 from poprun_py.options.python_keywords import from_keywords
 
 _CODE = re.compile(r"`([^`]*)`")
@@ -114,3 +123,26 @@ def test_each_spelling_is_listed_once_for_each_launcher():
     known = {name for launcher, name in seen if launcher != GUESSED}
     assert not known & {name for launcher, name in seen if launcher == GUESSED}
     assert all(re.fullmatch(r"-[a-zA-Z]|--[a-z0-9][a-z0-9-]+", name) for _, name in seen)
+
+
+def rows_of_the_guide():
+    """Yield each option in the guide's table, the launchers of its column, and our replacement."""
+    page = (ROOT / "docs" / "ddp-and-mpi.md").read_text(encoding="utf-8")
+    _, _, rest = page.partition("| torchrun | mpirun, mpiexec | accelerate launch | srun |")
+    table, _, _ = rest.partition("\n\n")
+    columns = ((TORCHRUN,), (OPEN_MPI, MPICH), (ACCELERATE,), (SLURM,))
+    for line in table.splitlines()[2:]:
+        *theirs, ours = (cell.strip() for cell in line.strip("|").split("|"))
+        for cell, launchers in zip(theirs, columns, strict=True):
+            for name in _CODE.findall(cell):
+                yield name, launchers, ours
+
+
+def test_the_table_of_the_guide_gives_the_advice_of_the_messages():
+    rows = list(rows_of_the_guide())
+    assert len(rows) > 40
+    for name, launchers, ours in rows:
+        text = refusal(name, "2")
+        assert any(launcher in text for launcher in launchers), (name, text)
+        option = re.match(r"`(--[a-z-]+)", ours)
+        assert (option[1] if option else ours.replace("`", "")) in text, (name, text)

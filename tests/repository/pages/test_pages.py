@@ -19,8 +19,7 @@ from tools.running.transcript import File, Terminal, differences, parse
 # Pages that take a quarter of a minute or more are long.
 PAGES = [
     pytest.param("first-hour.md", marks=pytest.mark.long),
-    pytest.param("examples/ddp.md", marks=pytest.mark.long),
-    pytest.param("examples/mpi.md", marks=pytest.mark.examples),
+    pytest.param("ddp-and-mpi.md", marks=pytest.mark.long),
     pytest.param("data-loading.md", marks=pytest.mark.long),
     pytest.param("runs.md", marks=pytest.mark.examples),
     pytest.param("report.md", marks=pytest.mark.examples),
@@ -35,7 +34,6 @@ PAGES = [
     pytest.param("pipelining.md", marks=pytest.mark.long),
     pytest.param("course.md", marks=pytest.mark.long),
     pytest.param("cnns.md", marks=pytest.mark.long),
-    pytest.param("other-launchers.md", marks=pytest.mark.examples),
     pytest.param("python.md", marks=pytest.mark.long),
     pytest.param("placement.md", marks=pytest.mark.examples),
 ]

@@ -34,7 +34,7 @@ SEARCHES = {
     "num-replicas": "reference/options",
     "checkpoint": "reliability",
     "all_reduce": "api/popdist_py",
-    "Slurm": "slurm",
+    "Slurm": "ddp-and-mpi",
 }
 
 building = pytest.mark.examples

@@ -15,14 +15,10 @@ __all__ = ["PARTS", "add_contents"]
 _DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 _PAGES: dict[str, tuple[str, ...]] = {
-    "Tutorials": (
-        *("first-hour", "data-loading", "hands-on", "course", "pipelining", "cnns"),
-        *("examples/ddp", "examples/mpi"),
-    ),
+    "Tutorials": ("first-hour", "data-loading", "hands-on", "course", "pipelining", "cnns"),
     "How to": (
         *("ddp-and-mpi", "port-poptorch", "why-slow"),
-        *("other-launchers", "python"),
-        *("multi-host", "slurm", "deploy", "placement", "pods", "devices"),
+        *("python", "deploy", "placement", "pods", "devices"),
         *("watching", "debugging", "observe", "timeline", "metrics", "monitoring"),
         *("runs", "report", "compare"),
     ),
