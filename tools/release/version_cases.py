@@ -23,8 +23,8 @@ _ROOT = Path(__file__).resolve().parents[2]
 # Everything that tests read, except the packages themselves: those are the installed ones.
 _BESIDE_THE_PACKAGES = (
     "tests", "docs", "examples", "benchmarks", "tools", "README.md", "CHANGELOG.md",
-    "CONTRIBUTING.md", "LICENSE", "Makefile", "constraints.txt", "pyproject.toml", "setup.cfg",
-    "setup.py", "popdist_torchvision_hook.py",
+    "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "Makefile", "constraints.txt", "pyproject.toml",
+    "setup.cfg", "setup.py", "popdist_torchvision_hook.py",
 )  # fmt: skip
 _PACKAGES = ("poprun_py", "popdist_py")
 _SHOWN = ("torch", "numpy", "mpi4py", "click", "rich", "psutil")
