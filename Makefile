@@ -92,7 +92,7 @@ seeds: $(FRAMEWORKS_STAMP) ## run every command of the hands-on texts and write 
 figures: $(FRAMEWORKS_STAMP) ## draw the figures of the hands-on texts in docs/figures
 	$(BIN)/python -m tools.pages.figures $(ARGS)
 
-generated: $(DEV_STAMP) ## write the pages, pictures and modules that the code alone makes (ARGS=reference: one)
+generated: $(DEV_STAMP) ## write the pages, pictures and modules that the code alone makes (ARGS=placement: one)
 	$(BIN)/python -m tools.pages.generated $(ARGS)
 
 docs: $(DEV_STAMP) ## build the pages as a site in build/site; a warning is an error
