@@ -204,19 +204,6 @@ def test_where_a_pipeline_is_full(example, ipus):
     assert any(row[full - 1].action == "idle" for row in drawn.rows)
 
 
-def test_the_page_counts_as_the_schedule_does(example):
-    """Its table has cycles, steps, steps with recomputation, and 2N + 1."""
-    page = (ROOT / "docs" / "pipelining.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\|[^|\n]+\|" + r" (\d+) \|" * 7 + "$", page, re.MULTILINE)
-    ipus, cycles, steps, again, text = ([int(cell) for cell in row] for row in rows)
-    drawn = [example("figures").one_update(count, 3 * count) for count in ipus]
-    assert ipus == list(range(2, 9))
-    assert cycles == [one.full_from for one in drawn]
-    assert steps == [one.steps_until_full for one in drawn]
-    assert again == [4 * count - 5 for count in ipus]
-    assert text == [2 * count + 1 for count in ipus]
-
-
 @pytest.mark.parametrize(
     ("words", "marks"),
     [
