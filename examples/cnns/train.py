@@ -5,7 +5,7 @@ poprun-py --num-instances 2 --num-replicas 8 examples/cnns/train.py --data-dir d
 
 Every instance runs this file and feeds its own images to its local replicas. At the end, all
 instances have the same weights. Instance 0 shows the progress and writes the log. The page
-docs/cnns.md describes all options.
+docs/cnns.md explains the program.
 """
 
 from __future__ import annotations
