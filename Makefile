@@ -9,7 +9,7 @@ RELEASE_STAMP := $(VENV)/.installed-release
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-examples test-sweep test-all test-trainers test-hosts test-numa fuzz test-soak soak soak-losses system-packages bench seeds figures generated check release-check format install clean
+.PHONY: help demo docs test test-examples test-sweep test-all test-trainers test-hosts test-numa fuzz test-soak soak soak-losses system-packages bench figures generated check release-check format install clean
 
 help: ## list the targets
 	@echo "poprun-py: targets"
@@ -86,10 +86,7 @@ system-packages: ## install the Debian packages that test-hosts, test-numa and t
 bench: $(DEV_STAMP) ## measure everything for some fifty minutes, into benchmarks/results.json (root, for hosts)
 	$(BIN)/python benchmarks/collect.py $(ARGS)
 
-seeds: $(FRAMEWORKS_STAMP) ## run every command of the hands-on texts and write docs/seeds.md
-	$(BIN)/python -m tools.pages.seeds $(ARGS)
-
-figures: $(FRAMEWORKS_STAMP) ## draw the figures of the hands-on texts in docs/figures
+figures: $(FRAMEWORKS_STAMP) ## draw the figures of the tutorials in docs/figures
 	$(BIN)/python -m tools.pages.figures $(ARGS)
 
 generated: $(DEV_STAMP) ## write the pages, pictures and modules that the code alone makes (ARGS=placement: one)

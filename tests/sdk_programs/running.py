@@ -12,9 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from sdk_programs.catalog import HERE, Command, Run
 from support.repository import ROOT
 
-from tools.pages.tutorials_catalog import HERE, Command, Run
 from tools.running.printed import visible
 
 __all__ = ["START", "plan", "run_program"]

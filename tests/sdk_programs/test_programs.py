@@ -1,6 +1,6 @@
 """Programs of PopTorch's tutorials run as they are printed, each in a process of its own.
 
-What they print is compared with ``printed/``, of which the page docs/tutorials-verbatim.md is made.
+Their output is compared with ``printed/``.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import time
 
 import pytest
 import torch
+from sdk_programs.catalog import COMMANDS, HERE, RUNS, Run
 from sdk_programs.data_sets import make_data
 from sdk_programs.running import plan, run_program
 from support.processes import survivors, wait_until
 from support.repository import ROOT
 
 from examples.common.sample_data import make_cifar10
-from tools.pages.tutorials_catalog import COMMANDS, HERE, RUNS, Run
 from tools.running.printed import comparable
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
@@ -44,7 +44,7 @@ def params():
 
 
 @pytest.mark.parametrize("run", list(params()))
-def test_program_prints_what_the_page_says(run, tmp_path, mark, request):
+def test_program_prints_its_record(run, tmp_path, mark, request):
     if run.by_default:
         # It reads no data set, and making these takes long.
         data = tmp_path / "none"
@@ -94,7 +94,7 @@ def test_the_hands_on_session_begins_out_of_memory(tmp_path, mark):
     (data / "lfw").mkdir(parents=True)
     make_cifar10(data, training=3 * 64 + 3, test=5)
     first = (HERE / "commands" / "hands_on.sh").read_text().splitlines()[0]
-    run = Run("hands-on-memory", "", "programs/hands_on/main.py", first)
+    run = Run("hands-on-memory", "programs/hands_on/main.py", first)
     assert "--batch-size 64 --precision 32.32" in first
     lines, code = run_program(run, tmp_path, data, mark)
     text = "\n".join(lines)

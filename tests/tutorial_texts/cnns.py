@@ -1,10 +1,10 @@
-"""CNN training on IPUs: the application that trains ResNet with PopRun."""
+"""Commands of the README of CNN training on IPUs."""
 
 from __future__ import annotations
 
-from tools.pages.seed_texts.values import Figure, Text, TextCommand
+from tutorial_texts.values import Text, TextCommand
 
-__all__ = ["FIGURES", "TEXT"]
+__all__ = ["TEXT"]
 
 _FOLDER = "examples/cnns"
 _LOG = ("--log-dir", "{out}")
@@ -41,40 +41,32 @@ def _several_pods(hosts: str, instances: int, replicas: int) -> str:
     )
 
 
-def _planned(text: str, name: str, repaired: str) -> TextCommand:
-    """Return a command for hosts that are not there: the launcher plans it and starts nothing."""
+def _planned(text: str, name: str) -> TextCommand:
+    """Return a command for hosts that do not exist here: the launcher only plans it."""
     return TextCommand(
-        text, (),
-        ("env", "POPRUN_DRY_RUN=yes", "bash", f"tests/sdk_programs/commands/{name}.repaired.sh"),
-        ".",
-        "These hosts do not exist here, so the launcher plans the command and starts nothing. As "
-        "printed, the command is refused, also with --dry-run, with one error that names "
-        f"{repaired}. The repaired command is in tests/sdk_programs/commands/{name}.repaired.sh.",
-        keep=(r"^  -H ", r"^  --mca .*_tcp_if_include"), numbers_vary=False,
+        text,
+        here=(
+            "env", "POPRUN_DRY_RUN=yes", "bash", f"tests/sdk_programs/commands/{name}.repaired.sh",
+        ),
+        keep=(r"^  -H ", r"^  --mca .*_tcp_if_include"), numbers_vary=False, quick=True,
     )  # fmt: skip
 
 
-def _trained(text: str, words: str, why: str, seconds: int = 120) -> TextCommand:
-    """Return a command of a program, with the words that are run in its place."""
-    return TextCommand(text, (), (*words.split(), *_LOG), _FOLDER, why, _LINES, seconds=seconds)
+def _trained(text: str, words: str) -> TextCommand:
+    """Return a command of a program, with the words that run in its place."""
+    return TextCommand(text, (), (*words.split(), *_LOG), _FOLDER, _LINES)
 
 
 TEXT = Text(
     "CNN training on IPUs",
     "cnns.md",
     (
-        TextCommand(
-            "pip install -r requirements.txt", (), (), _FOLDER,
-            "Installing PyTorch takes minutes. It succeeds in a new virtual environment, with "
-            "poprun-py from this copy of the repository and wandb, and the text's --wandb command "
-            "runs there: a long test in tests/examples/test_example_folders.py does both.",
-        ),
+        # A long test in tests/examples/test_example_folders.py installs this file.
+        TextCommand("pip install -r requirements.txt"),
         _trained(
             "python3 train.py --dataset imagenet --data-dir path-to/imagenet",
             "python train.py --dataset imagenet --generated-data --generated-samples 64 "
             "--model-size 18 --image-size 32 --epochs 1 --logs-per-epoch 1",
-            "ImageNet has 150 GB: random images of 32 by 32 and ResNet-18 stand for it. The page "
-            "reads ImageNet's files, of digits.",
         ),
         TextCommand(
             "python restore.py --restore-path logs/RN20_bs32_BN_16.16_v0.9.115_3S9/", (),
@@ -84,7 +76,6 @@ TEXT = Text(
                 "2>&1 && python restore.py --restore-path {out}/RN8_* --epochs 2",
             ),
             _FOLDER,
-            "A training of one epoch goes on for a second one.",
             keep=_LINES,
         ),
         TextCommand(
@@ -94,19 +85,15 @@ TEXT = Text(
                 "test_cnns_schedules",
             ),
             _FOLDER,
-            "The folder test/ starts the tests in tests/examples/test_cnns_*.py. One of these "
-            "files is run here in place of all.",
             keep=(r"\bpassed\b",),
         ),
         _trained(
             "python3 train.py --config my_config",
             "python train.py --config mk2_resnet8_test",
-            "The text leaves the configuration to its reader; this is one of configs.yml.",
         ),
         _trained(
             "python3 train.py --config my_config --epochs 50",
             "python train.py --config mk2_resnet8_test --epochs 3",
-            "Three epochs show the same as fifty.",
         ),
         TextCommand(
             "poprun --print-topology=yes, with 8 replicas and 2 instances",
@@ -127,9 +114,7 @@ TEXT = Text(
                 "poprun", "--print-topology=yes", "--num-replicas", "8", "--num-instances", "2",
                 "python", "-c", "pass",
             ),
-            ".",
-            "The text names only the option, so a program that does nothing is started.",
-            numbers_vary=False,
+            numbers_vary=False, quick=True,
         ),
         TextCommand(
             "POPLAR_ENGINE_OPTIONS='{\"opt.enableMultiAccessCopies\":\"false\"}' poprun -vv "
@@ -148,9 +133,6 @@ TEXT = Text(
                 *_SMALL, "--epochs", "1", "--no-validation", *_LOG,
             ),
             _FOLDER,
-            "Two cores need months for ResNet-50 on ImageNet: ResNet-18, random images of 32 by 32 "
-            "and micro-batches of 2 stand for it, with the options of the configuration. "
-            "--oversubscribe lets eight instances share two cores; without -vv, which logs more.",
             keep=_LINES, seconds=300,
         ),
         _planned(
@@ -167,20 +149,9 @@ TEXT = Text(
             "$WORKSPACE/examples/applications/tensorflow/cnns/training/train.py "
             "--config mk2_resnet50_mlperf_pod64_lars --data-dir your_dataset_path",
             "pod64",
-            "three faults: a backslash and a blank precede --vipu-partition and --num-replicas, so "
-            "that a shell takes the blank as their first character, and the network "
-            "xxx,xxx,xxx.0/16 of oob_tcp_if_include has commas in place of points",
         ),
-        _planned(
-            _several_pods(_HOSTS_OF_TWO, 64, 128), "pod128",
-            "two faults: a blank after xxx.xxx.1.4 ends the list of hosts, so that the next hosts "
-            "are taken for the program, and python3 --config lacks the script train.py",
-        ),
-        _planned(
-            _several_pods(_HOSTS_OF_FOUR, 128, 256), "pod256",
-            "two faults: three blanks are in the list of hosts, one of them without a comma "
-            "between xxx.xxx.2.4 and xxx.xxx.3.1, and python3 --config lacks the script train.py",
-        ),
+        _planned(_several_pods(_HOSTS_OF_TWO, 64, 128), "pod128"),
+        _planned(_several_pods(_HOSTS_OF_FOUR, 128, 256), "pod256"),
         TextCommand(
             "python train.py --config mk2_resnet8_test --wandb", (),
             (
@@ -188,34 +159,16 @@ TEXT = Text(
                 "--wandb", *_LOG,
             ),
             _FOLDER,
-            "There is no network here: Weights & Biases keeps the run in a folder.",
             keep=(*_LINES, r"You can sync"),
         ),
         _trained(
             "--pipeline --shards 1 --pipeline-schedule Sequential --enable-recompute",
             "python train.py --config mk2_resnet8_test --epochs 1 --pipeline --shards 1 "
             "--pipeline-schedule Sequential --enable-recompute --pipeline-splits layer2.0 layer3.0",
-            "The text gives options without a model, so a small network is trained. Without "
-            "--pipeline-splits, the program would only list the accepted splits.",
         ),
         TextCommand(
-            "gc-info -l", (), ("gc-info", "-l"), ".",
-            "The devices are those of an emulated machine. After the IPUs, the command lists "
-            "groups of IPUs, which are left out above.",
-            keep=(r"^Graphcore", r"^Partition", r"\[Fabric\]"), numbers_vary=False,
+            "gc-info -l", (), ("gc-info", "-l"),
+            keep=(r"^Graphcore", r"^Partition", r"\[Fabric\]"), numbers_vary=False, quick=True,
         ),
     ),
 )  # fmt: skip
-
-FIGURES = (
-    Figure(
-        "cnns-learning-curve.svg",
-        (
-            *("python", "-m", "poprun_py", "--num-instances", "2", "--num-replicas", "8"),
-            *("examples/cnns/curve.py", "--figure", "{file}"),
-        ),
-        ("training-loss", "training-accuracy", "validation-accuracy", "learning-rate", "RN8"),
-        same_each_time=False,
-        seconds=240,
-    ),
-)

@@ -1,19 +1,15 @@
-"""The IPU hands-on session: ResNet-101 from out of memory to fast, one option a command."""
+"""Commands of the IPU hands-on session: ResNet-101 from out of memory to fast."""
 
 from __future__ import annotations
 
-from tools.pages.seed_texts.values import FIELDS, Figure, Text, TextCommand
+from tutorial_texts.values import FIELDS, Text, TextCommand
 
-__all__ = ["FIGURES", "TEXT"]
+__all__ = ["TEXT"]
 
 _FOLDER = "examples/hands_on"
 _CUT = (
     *("--model", "resnet18", "--side", "16", "--batch-size", "8", "--epochs", "2", "--steps", "2"),
     *("--data-dir", "{data}"),
-)
-_WHY = (
-    "ResNet-18, images of 16 by 16, micro-batches of 8 and two calls an epoch stand for the whole "
-    "run, which takes two cores for hours; the pictures are handwritten digits."
 )
 _LINES = (r"^Namespace", r"^\[Epoch \d+\]")
 _HALF = "python main.py --batch-size 64 --precision 16.16"
@@ -25,9 +21,8 @@ def _command(text: str, shows: tuple[str, ...]) -> TextCommand:
     here = (*text.split(), *_CUT)
     names = FIELDS if shows[0].startswith("Namespace") else ""
     return TextCommand(
-        text, shows, here, _FOLDER, _WHY, keep=_LINES, seconds=300, by_names=names,
-        compared="Losses, accuracies and speeds are of another network and were not compared.",
-        at_most_partly=True,
+        text, shows, here, _FOLDER, keep=_LINES, seconds=300, by_names=names,
+        at_most_partly=True,  # another network
     )  # fmt: skip
 
 
@@ -35,11 +30,8 @@ TEXT = Text(
     "IPU hands-on session, day 3: IPU optimisation",
     "hands-on.md",
     (
-        TextCommand(
-            "pip install -r requirements.txt", (), (), _FOLDER,
-            "Installing PyTorch takes minutes; a long test in "
-            "tests/examples/test_example_folders.py does it in a new virtual environment.",
-        ),
+        # A long test in tests/examples/test_example_folders.py installs this file.
+        TextCommand("pip install -r requirements.txt"),
         TextCommand(
             "python main.py --batch-size 64 --precision 32.32 --gradient-accumulation 3 --epochs 1",
             (
@@ -52,13 +44,8 @@ TEXT = Text(
                 *("--gradient-accumulation", "3", "--epochs", "1", "--data-dir", "{data}"),
             ),
             _FOLDER,
-            "The whole command: it is refused before it trains, by a model of the IPU's memory. "
-            "The session shows the option once as async_data_loader and once as async_dataloader.",
             keep=(r"^Namespace", r"^Out of memory", r"then it fits$"),
             code=1, numbers_vary=False, seconds=300, by_names=FIELDS,
-            compared="The session says that this command runs out of memory. Here it does so too: "
-            "it ends with exit code 1 and a line that names the IPU. The amount of missing memory "
-            "was not compared, because the session shows it only in a picture.",
             at_most_partly=True,
         ),
         _command(
@@ -131,13 +118,3 @@ TEXT = Text(
         ),
     ),
 )  # fmt: skip
-
-FIGURES = (
-    Figure(
-        "hands-on-ladder.svg",
-        ("python", "examples/hands_on/compare.py", "--steps", "2", "--figure", "{file}"),
-        ("measured-rate-1", "modelled-cycles-1", "session-cycles", "all-memory", "measured here"),
-        same_each_time=False,
-        seconds=400,
-    ),
-)

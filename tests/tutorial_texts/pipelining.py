@@ -1,10 +1,10 @@
-"""PopTorch's tutorial on pipelining: what it has its reader run, and the figures of ours."""
+"""Commands of PopTorch's tutorial on pipelining."""
 
 from __future__ import annotations
 
-from tools.pages.seed_texts.values import FIELDS, OPTIONS, Figure, Text, TextCommand
+from tutorial_texts.values import FIELDS, OPTIONS, Text, TextCommand
 
-__all__ = ["FIGURES", "TEXT"]
+__all__ = ["TEXT"]
 
 _FOLDER = "examples/pipelining"
 _KEEP = (
@@ -15,13 +15,7 @@ _KEEP = (
     r"^Accuracy on test set",
     r"^profile: ",
 )
-_SHORT = (
-    "Two steps of an epoch and of the test: 8,000 of the 60,000 pictures, which takes less of your "
-    "time; without `--steps` all of them."
-)
 _PROGRAM = ("python", "mnist_pipeline.py", "--data-dir", "{data}/pipelining", "--steps", "2")
-_SERVER = "A server waits for a browser, and nobody opens one here. A test runs the notebook."
-
 _POPART = "_PopartOptions(instrumentWithHardwareCycleCounter=False, rearrangeAnchorsOnHost=False)"
 _STATE = "_warnings={}, _warnings_disabled=set(), _is_frozen=False)"
 _AUTOCAST = (
@@ -77,10 +71,9 @@ def _cell(text: str, number: int, shows: str) -> TextCommand:
         f"print({_CELLS[number]})",
     ]  # fmt: skip
     return TextCommand(
-        text, (shows,), ("python", "-c", "; ".join(program)), ".",
-        "The fields are grouped, one a line, and changed values are marked. There is no autocast "
-        "here, so its fields are False and empty.",
-        by_names=FIELDS, at_most_partly=True, numbers_vary=False,
+        text, (shows,), ("python", "-c", "; ".join(program)), by_names=FIELDS,
+        at_most_partly=True,  # the fields are grouped, one on each line
+        numbers_vary=False, quick=True,
     )  # fmt: skip
 
 
@@ -88,33 +81,11 @@ TEXT = Text(
     title="Parallel execution using pipelining",
     page="pipelining.md",
     commands=(
+        TextCommand("python3 -m pip install -r requirements.txt"),
+        TextCommand("python3 -m pip install jupyter"),
+        TextCommand("jupyter-notebook --no-browser --port <port number>"),
         TextCommand(
-            text="python3 -m pip install -r requirements.txt",
-            shows=(),
-            here=(),
-            folder=_FOLDER,
-            why="The folder has this file; what it names is installed with the project.",
-        ),
-        TextCommand(
-            text="python3 -m pip install jupyter",
-            shows=(),
-            here=(),
-            folder=_FOLDER,
-            why="Any notebook server opens `walkthrough.ipynb`; none is needed to run its cells.",
-        ),
-        TextCommand(
-            text="jupyter-notebook --no-browser --port <port number>",
-            shows=(),
-            here=(),
-            folder=_FOLDER,
-            why=_SERVER,
-        ),
-        TextCommand(
-            text="ssh -NL <port number>:localhost:<port number> <your username>@<remote machine>",
-            shows=(),
-            here=(),
-            folder=_FOLDER,
-            why=_SERVER,
+            "ssh -NL <port number>:localhost:<port number> <your username>@<remote machine>"
         ),
         _cell(
             "train_opts.setExecutionStrategy(pipelined_strategy)",
@@ -152,20 +123,14 @@ TEXT = Text(
             ),
             here=("python", "walkthrough.py", "--data-dir", "{data}/pipelining"),
             folder=_FOLDER,
-            why="The notebook's cells as a script, in full. The text's first step has more than a "
-            "minute of compilation, and its other steps an IPU; here two cores compute all.",
             keep=_KEEP,
-            compared="Losses, accuracies and speeds were not compared: the data are scikit-learn's "
-            "digits in place of MNIST.",
             at_most_partly=True,
             seconds=600,
         ),
         TextCommand(
             text="python3 mnist_pipeline.py",
-            shows=(),
             here=_PROGRAM,
             folder=_FOLDER,
-            why=_SHORT,
             keep=_KEEP,
         ),
         TextCommand(
@@ -186,25 +151,18 @@ TEXT = Text(
             by_names=OPTIONS,
             here=("python", "mnist_pipeline.py", "-h"),
             folder=_FOLDER,
-            why="The text lists its options in words. `--gradient-accumulation`, "
-            "`--inference-iterations`, `--data-dir`, `--steps`, `--workers`, `--device` and "
-            "`--seed` are ours.",
             keep=(r"^  -", r"^usage"),
             numbers_vary=False,
         ),
         TextCommand(
             text="python3 mnist_pipeline.py --learning-rate 0.002 --debug --epochs 5",
-            shows=(),
             here=(*_PROGRAM, "--learning-rate", "0.002", "--debug", "--epochs", "5"),
             folder=_FOLDER,
-            why="The log is that of PopTorch's Python side; there is no compiler for IPUs below "
-            f"it that would log more. {_SHORT}",
             keep=(*_KEEP, r"\[debug\]"),
             seconds=240,
         ),
         TextCommand(
             text="python3 mnist_pipeline.py --profile --profile-dir pipeline_profile",
-            shows=(),
             here=(
                 *_PROGRAM,
                 "--epochs",
@@ -214,44 +172,23 @@ TEXT = Text(
                 "{out}/pipeline_profile",
             ),
             folder=_FOLDER,
-            why="In place of a `profile.pop` for the Graph Analyser there are reports as text, "
-            f"JSON and a page, all modelled, and a timeline of this machine. {_SHORT}",
             keep=_KEEP,
         ),
         TextCommand(
             text="python3 mnist_pipeline.py --strategy sharded --profile --profile-dir "
             "sharding_profile",
-            shows=(),
             here=(
                 *(*_PROGRAM, "--epochs", "1", "--strategy", "sharded"),
                 *("--profile", "--profile-dir", "{out}/sharding_profile"),
             ),
             folder=_FOLDER,
-            why="The same numbers come out as pipelined, in another order of the IPUs' work. "
-            "`figures.py --compare` draws both profiles.",
             keep=_KEEP,
         ),
         TextCommand(
             text="python3 mnist_pipeline.py --offload-optimiser",
-            shows=(),
             here=(*_PROGRAM, "--epochs", "1", "--offload-optimiser"),
             folder=_FOLDER,
-            why="Where the optimiser's state lies changes no number of the training; what it "
-            "costs is modelled, and drawn by `figures.py offload`.",
             keep=_KEEP,
         ),
     ),
-)
-
-
-def _figure(name: str, *marks: str) -> Figure:
-    program = ("python", "examples/pipelining/figures.py", name, "--output", "{file}")
-    return Figure(f"pipelining-{name}.svg", program, marks, same_each_time=True)
-
-
-FIGURES = (
-    _figure("ramp-up", "all-ipus-work", "after 9 steps", "ramp-up-backward-3-5"),
-    _figure("strategies", "pipelined: 22 steps", "sharded: 64 steps", "sharded-forward-3-4"),
-    _figure("progression", "progression-forward-3-4", "progression-backward-0-11", "#5fbf77"),
-    _figure("offload", "state-on-2", "state-off-2", "update-off-2"),
 )

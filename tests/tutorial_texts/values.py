@@ -1,11 +1,11 @@
-"""What is said of a text whose programs run here, and of the figures that are drawn of runs."""
+"""The commands that a tutorial text prints, with the commands that run here in their place."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["FIELDS", "OPTIONS", "Figure", "Quantity", "Text", "TextCommand"]
+__all__ = ["FIELDS", "OPTIONS", "Quantity", "Text", "TextCommand"]
 
 #: Patterns for ``by_names``: names before ``=``, and options of a command line.
 FIELDS = r"(?<![\w.])([A-Za-z_]\w*)="
@@ -14,70 +14,62 @@ OPTIONS = r"(?<![\w-])(--?[a-z][\w-]*)"
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number that a text shows, and the pattern that finds our number in the output here."""
+    """A number that a text shows.
 
-    name: str
+    Attributes:
+        text: The number in the text.
+        here: A regular expression whose only group is the number in the output here.
+        factor: The numbers count as equal if their ratio is at most this.
+    """
+
     text: float
-    #: A regular expression whose only group is the number.
     here: str
-    #: The numbers count as equal if their ratio is at most this.
     factor: float = 1.0
 
 
 @dataclass(frozen=True)
 class TextCommand:
-    """A command that a text prints, and what stands for it here."""
+    """A command that a text prints, and the command that runs here.
 
-    #: As the text prints it, in one line.
+    Attributes:
+        text: The text's command in one line.
+        shows: The lines that the text shows as output; empty if it shows none.
+        here: The words of the command that runs here; empty if the text's command cannot run.
+            ``{data}`` is a folder that all commands share, ``{out}`` a folder of this command.
+        folder: The folder of the project in which the command runs.
+        keep: Patterns of the output lines that are recorded; empty for all lines.
+        code: The expected exit code.
+        numbers_vary: Whether the numbers in the output differ between runs (times, losses).
+        seconds: The time limit on two cores.
+        quick: Whether the command takes at most about two seconds.
+        by_names: A pattern whose group finds names. The names are compared instead of the lines.
+        quantities: The numbers that are compared instead of the lines.
+        at_most_partly: Whether the result is "partly" at best, such as for other data.
+    """
+
     text: str
-    #: The lines that the text shows below it; empty if it shows none.
-    shows: Sequence[str]
-    #: What is run in its place: ``python`` and its words; empty if nothing can be.
-    #: ``{data}`` is a folder that all commands share, ``{out}`` one of this command.
-    here: Sequence[str]
-    #: The folder of the project in which it is run.
-    folder: str
-    #: Why what we show differs, in one or two sentences without figures of a run.
-    why: str
-    #: Of what is printed, the lines in which one of these patterns is found; or all lines.
+    shows: Sequence[str] = ()
+    here: Sequence[str] = ()
+    folder: str = "."
     keep: Sequence[str] = ()
-    #: The exit code that is right.
     code: int = 0
-    #: Whether a line's numbers are left out when a run is compared with another (times, losses).
     numbers_vary: bool = True
-    #: At most this long, in seconds, on two cores.
     seconds: int = 120
-    #: Compare the names that this pattern's group finds, not lines: for output in another layout.
+    quick: bool = False
     by_names: str = ""
-    #: Compare these numbers, not lines.
     quantities: Sequence[Quantity] = ()
-    #: One or two sentences for the page about other parts that were or were not compared.
-    compared: str = ""
-    #: True if the result can only be "partly" or "no", such as for a smaller model or other data.
     at_most_partly: bool = False
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text, in the order of its commands."""
+    """A text with its commands in the order of the text.
+
+    Attributes:
+        title: The heading of its section in docs/seeds.md.
+        page: The tutorial of this project, below docs/.
+    """
 
     title: str
-    #: The tutorial of ours, below docs/.
     page: str
     commands: Sequence[TextCommand]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure in docs/figures/, drawn by a program of the examples."""
-
-    #: An .svg or .png file.
-    name: str
-    #: ``python`` and its words, run in the project's root; ``{file}`` is where the figure goes.
-    command: Sequence[str]
-    #: Ids (``common.drawing.mark``) and words that an SVG has; at least three.
-    marks: Sequence[str]
-    #: Whether another run gives the same bytes: nothing of it is measured.
-    same_each_time: bool
-    #: At most this long, in seconds, on two cores.
-    seconds: int = 120

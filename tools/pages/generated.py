@@ -1,7 +1,7 @@
 """Writes every page, picture and module that the code alone makes: ``make generated``.
 
 ``python -m tools.pages.generated NAME...`` writes some of them. Measurements stay as they are:
-``make bench``, ``make seeds``, ``make figures``, ``tools.pages.report``, ``tools.pages.plan``
+``make bench``, ``make figures``, ``tools.pages.report``, ``tools.pages.plan``
 (pictures) and ``tools.pages.losses_table`` measure anew.
 """
 
@@ -13,11 +13,8 @@ from pathlib import Path
 
 from tools import keyword_types
 from tools.pages import (
-    cnn_options,
     device,
     placement,
-    seeds,
-    tutorials_verbatim,
 )
 
 __all__ = ["GENERATORS", "main", "outdated"]
@@ -26,9 +23,6 @@ __all__ = ["GENERATORS", "main", "outdated"]
 GENERATORS: Mapping[str, Callable[[], Mapping[Path, str]]] = {
     "keyword-types": keyword_types.files,
     "placement": placement.files,
-    "cnn-options": cnn_options.files,
-    "tutorials-verbatim": tutorials_verbatim.files,
-    "seeds": seeds.files,
     "device": device.files,
 }
 

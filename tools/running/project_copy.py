@@ -1,7 +1,6 @@
-"""Runs a command as a reader does, for the pages and figures of the texts.
+"""Commands in a copy of the project, so that the files they write stay out of the checkout.
 
-A command runs in a copy of the project, so that what it writes stays out of the checkout, and ends
-within its time: after that its whole process group is ended.
+A command that exceeds its time limit is stopped with its whole process group.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from types import FrameType
 from tools.running.own_commands import make_commands
 from tools.running.printed import visible
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
-__all__ = ["ROOT", "Outcome", "Place", "place"]
+__all__ = ["Outcome", "ProjectCopy", "project_copy"]
 
-#: Programs write beside themselves: these folders are copied, all else is linked.
+#: Programs write beside themselves. These folders are therefore copied; all others are linked.
 _COPIED = ("examples", "docs")
-#: What a surrounding job, shell or terminal might have set, which changes what is printed.
+#: Variables of a surrounding job, shell or terminal that would change the output.
 _SURROUNDINGS = re.compile(
     r"(POPDIST|POPRUN|OMPI|PMIX|PRTE|SLURM|POPLAR|IPUOF|POPTORCH|TORCHELASTIC)_"
     r"|(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT|COLUMNS|LINES|FORCE_COLOR)$"
 )
-#: What ``gc-info -l`` lists of another job: the name of its partition, and a line for each device.
+#: Lines of ``gc-info -l`` about another job: the name of its partition, and its devices.
 _OTHER_PARTITION = re.compile(
     r"^Partition: (?!emulated ).*\n(?:(?:-\+-| \|---).*\n)*", re.MULTILINE
 )
@@ -44,22 +43,22 @@ _GRACE = 15.0  # seconds for a launcher to end its instances
 
 @dataclass(frozen=True)
 class Outcome:
-    """The lines that a terminal shows in the end, the exit code (None after the limit), seconds."""
+    """The final lines of a terminal, the exit code (None after the limit), and the duration."""
 
     lines: tuple[str, ...]
     code: int | None
     seconds: float
 
     def problem(self, expected: int, seconds: float) -> str | None:
-        """Say what is not as expected, or None."""
+        """Describe an unexpected exit code or a missed time limit, or return None."""
         if self.code is None:
             return f"did not end within {seconds:g} s"
         return None if self.code == expected else f"exit code {self.code}, expected {expected}"
 
 
 @dataclass(frozen=True)
-class Place:
-    """A copy of the project, and what its commands share."""
+class ProjectCopy:
+    """A copy of the project, and a data folder that its commands share."""
 
     folder: Path
 
@@ -82,7 +81,7 @@ class Place:
         *,
         compiling: bool = False,
     ) -> Outcome:
-        """Run ``words`` in ``folder`` of the copy, after putting in the values of ``{names}``.
+        """Run ``words`` in ``folder`` of the copy, with ``values`` in place of ``{names}``.
 
         With ``compiling``, the lines include the complete progress bars of compilations.
         """
@@ -134,15 +133,15 @@ class Place:
 
 
 @contextlib.contextmanager
-def place() -> Iterator[Place]:
-    """Make a copy of the project; afterwards it is gone, also if this program is asked to end."""
+def project_copy() -> Iterator[ProjectCopy]:
+    """Make a copy of the project, and remove it at the end and on SIGTERM."""
     before = signal.signal(signal.SIGTERM, _leave)
     with (
         contextlib.ExitStack() as after,
-        tempfile.TemporaryDirectory(prefix="poprun-py-pages-") as name,
+        tempfile.TemporaryDirectory(prefix="poprun-py-copy-") as name,
     ):
         after.callback(signal.signal, signal.SIGTERM, before)
-        found = Place(Path(name))
+        found = ProjectCopy(Path(name))
         found.project.mkdir()
         found.data.mkdir()
         unwanted = shutil.ignore_patterns("__pycache__", "*.pyc")
@@ -160,14 +159,14 @@ def _leave(number: int, _: FrameType | None) -> None:
 
 
 def _filled(word: str, values: Mapping[str, str]) -> str:
-    """Put the values in; other braces, as of JSON, stay."""
+    """Insert the values. Other braces stay, such as those of JSON."""
     for name, value in values.items():
         word = word.replace(f"{{{name}}}", value)
     return word
 
 
 def _end(process: subprocess.Popen) -> None:
-    """End what is left of a command's process group; a launcher ends its instances itself."""
+    """Stop a command's process group. A launcher gets time to stop its instances."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -17,8 +17,7 @@ EXAMPLES = ROOT / "examples"
 PROGRAMS = sorted(EXAMPLES.rglob("*.py"))
 PACKAGES = ("popdist_py", "poprun_py")
 # These pages describe the inside of the packages, or hold output that programs printed.
-NOT_FOR_USERS = {"architecture.md", "seeds.md",
-                 "tutorials-verbatim.md"}  # fmt: skip
+NOT_FOR_USERS = {"architecture.md", "seeds.md"}
 # Underscore names that examples may use: PopTorch's own spelling, and the notebook protocol.
 DOCUMENTED = {"_Popart", "_repr_html_"}
 # argparse has no public way to list a parser's arguments. One method of one module does it.

@@ -28,7 +28,7 @@ _PAGES: dict[str, tuple[str, ...]] = {
     ),
     "Explanation": (
         *("architecture", "emulation", "device", "collectives", "reliability", "performance"),
-        *("seeds", "tutorials-verbatim"),
+        "seeds",
     ),
 }
 #: The pages of each part of the site, by the title of the part.
