@@ -1,4 +1,4 @@
-"""The programs of docs/collectives.md and docs/metrics.md run as they stand."""
+"""The programs of docs/collectives.md and docs/runs.md run as they stand."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ PROGRAMS = [
         id=f"{name} {number}",
         marks=[pytest.mark.sweep] * ((name, number) != ("collectives", 0)),
     )
-    for name in ("collectives", "metrics")
+    for name in ("collectives", "runs")
     for number, text in enumerate(_BLOCK.findall((ROOT / "docs" / f"{name}.md").read_text()))
 ]
 # The files that a program writes, by a text that the program contains.
 FILES = {
     "runs/first": ["metrics.csv", "runs/first"],
-    "losses.csv": ["losses.csv", "checkpoints/step-000000000006.checkpoint"],
 }
 
 
@@ -39,4 +38,4 @@ def test_a_program_of_a_page_runs(poprun, script, tmp_path, text):
 
 
 def test_the_pages_have_programs():
-    assert len(PROGRAMS) == 4
+    assert len(PROGRAMS) == 2

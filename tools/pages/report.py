@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/report.md: ``python -m tools.pages.report``.
+"""Takes the pictures of docs/runs.md: ``python -m tools.pages.report``.
 
 It runs a job and needs Chromium. The pictures show the page of examples/train.py with two
 instances, as it begins.
