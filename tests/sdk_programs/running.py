@@ -1,4 +1,4 @@
-"""Runs a program or a command line of the catalogue, and gives what a terminal would show.
+"""Execution of the catalogue's programs and command lines, with the lines that a terminal shows.
 
 The data sets lie where the programs look for them; ``start/`` is on the PYTHONPATH, and says there
 what it changes for generated data.

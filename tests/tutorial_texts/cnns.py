@@ -8,7 +8,8 @@ __all__ = ["TEXT"]
 
 _FOLDER = "examples/cnns"
 _LOG = ("--log-dir", "{out}")
-_LINES = (r"\bsteps of\b", r"\bstep \d+ \|")  # not the folder: its name ends at random
+# The line with the run's folder is left out, because its name ends at random.
+_LINES = (r"\bsteps of\b", r"\bstep \d+ \|")
 _SMALL = (
     *("--generated-data", "--generated-samples", "192", "--image-size", "32"),
     *("--model-size", "18", "--batch-size", "2", "--global-batch-size", "192"),
@@ -42,7 +43,7 @@ def _several_pods(hosts: str, instances: int, replicas: int) -> str:
 
 
 def _planned(text: str, name: str) -> TextCommand:
-    """Return a command for hosts that do not exist here: the launcher only plans it."""
+    """Return a command for hosts that do not exist. The launcher only plans it."""
     return TextCommand(
         text,
         here=(

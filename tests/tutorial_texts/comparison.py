@@ -1,8 +1,8 @@
-"""Comparison of the output that a text shows for a command with the output here.
+"""Comparison of a text's output with our output for the same command.
 
-A command holds ("yes") if the output here contains all output of the text. It also holds if the
-text shows no output and the command runs as printed. It holds "partly" if the output here contains
-a part of the text's output, or if another command runs in its place. Otherwise the result is "no".
+A command holds ("yes") if our output contains all output of the text. It also holds if the text
+shows no output and the command runs as printed. It holds "partly" if our output contains a part of
+the text's output, or if another command runs in its place. Otherwise the result is "no".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PLACES = {"--data-dir", "--log-dir", "--profile-dir", "-path_to_folder", "-outp
 
 
 def holds(command: TextCommand, lines: Sequence[str]) -> str:
-    """Compare the output that a text shows with ``lines``, the output here."""
+    """Return YES, PARTLY or NO for a command whose output is ``lines`` in this project."""
     if not command.here:
         return NO
     if command.quantities:
@@ -72,7 +72,7 @@ def _runs_as_printed(command: TextCommand) -> bool:
 
 
 def _words(command: str) -> list[str]:
-    """Return the words of a command to compare: without folders, and with one name for Python."""
+    """Return the words of a command without folders, and with one name for Python."""
     try:
         words = shlex.split(command)
     except ValueError:  # the text prints Python code, which can contain single quotation marks

@@ -1,4 +1,4 @@
-"""Every command of the tutorial texts runs, and prints its record and what docs/seeds.md says."""
+"""Commands of the tutorial texts: their outputs match the records and docs/seeds.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.running.printed import comparable
 from tools.running.project_copy import project_copy
 
 # The commands of the texts, copied from them, by the names of the modules. The course's second
-# module prints no commands: it names a script and asks for measurements.
+# module names a script and asks for measurements instead of printing commands.
 PRINTED = {
     "data_loading": (
         "pip install torchvision",

@@ -1,4 +1,4 @@
-"""Comparison of a text's output with the output here."""
+"""Comparison of a text's output with our output."""
 
 from __future__ import annotations
 

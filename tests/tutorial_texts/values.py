@@ -18,7 +18,7 @@ class Quantity:
 
     Attributes:
         text: The number in the text.
-        here: A regular expression whose only group is the number in the output here.
+        here: A regular expression whose only group is the number in our output.
         factor: The numbers count as equal if their ratio is at most this.
     """
 
@@ -29,14 +29,14 @@ class Quantity:
 
 @dataclass(frozen=True)
 class TextCommand:
-    """A command that a text prints, and the command that runs here.
+    """A command that a text prints, and the command that a test runs.
 
     Attributes:
         text: The text's command in one line.
-        shows: The lines that the text shows as output; empty if it shows none.
-        here: The words of the command that runs here; empty if the text's command cannot run.
+        shows: The text's output lines; empty if the text shows no output.
+        here: The words of the command that a test runs; empty if the text's command cannot run.
             ``{data}`` is a folder that all commands share, ``{out}`` a folder of this command.
-        folder: The folder of the project in which the command runs.
+        folder: The command's working folder in the project.
         keep: Patterns of the output lines that are recorded; empty for all lines.
         code: The expected exit code.
         numbers_vary: Whether the numbers in the output differ between runs (times, losses).
