@@ -28,8 +28,7 @@ __all__ = [
 # The uncertainty of an estimate of memory, as a share of a tile's memory. ``UNCERTAINTY`` is
 # assumed. The estimate cannot be more exact, because it does not know how Poplar lays out the
 # variables and the code of a tile. The published runs show that all estimates together may be
-# multiplied by a factor between 0.92 and 1.38 before a published run changes sides of the limit
-# (docs/device.md).
+# multiplied by a factor between 0.92 and 1.38 before a published run changes sides of the limit.
 UNCERTAINTY: Final = 0.05
 
 Verdict: TypeAlias = Literal["fits", "close", "does not fit"]

@@ -1,8 +1,8 @@
 """Writes every page, picture and module that the code alone makes: ``make generated``.
 
 ``python -m tools.pages.generated NAME...`` writes some of them. Measurements stay as they are:
-``make bench``, ``make figures``, ``tools.pages.report``, ``tools.pages.plan``
-(pictures) and ``tools.pages.losses_table`` measure anew.
+``make bench``, ``make figures``, ``tools.pages.report`` (pictures) and
+``tools.pages.losses_table`` measure anew.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tools import keyword_types
-from tools.pages import (
-    device,
-    placement,
-)
+from tools.pages import placement
 
 __all__ = ["GENERATORS", "main", "outdated"]
 
@@ -23,7 +20,6 @@ __all__ = ["GENERATORS", "main", "outdated"]
 GENERATORS: Mapping[str, Callable[[], Mapping[Path, str]]] = {
     "keyword-types": keyword_types.files,
     "placement": placement.files,
-    "device": device.files,
 }
 
 

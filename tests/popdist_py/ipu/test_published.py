@@ -1,6 +1,6 @@
 """Published runs, compared with the device model: memory, throughput and order by speed.
 
-One set of constants holds for all runs. ``docs/device.md`` has the bounds of each constant.
+One set of constants holds for all runs. ``docs/device.md`` summarises the agreement.
 """
 
 from __future__ import annotations

@@ -41,8 +41,6 @@ def commands():
                     command, _, note = line[2:].partition("  # exit code ")
                     if command in MAIN_JOBS:
                         continue  # tests/system runs it, and looks at what it prints
-                    if command.startswith("python -m popdist_py.ipu "):
-                        continue  # test_generated.py compares what these print
                     name = f"{document.name}: {command}"[:90]
                     # tests/system looks closely at timelines, and pages run DDP.
                     again = "--timeline" in command and "examples/train.py" in command

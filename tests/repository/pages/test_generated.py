@@ -7,14 +7,8 @@ import pytest
 from poprun_py.planning.cpu_placement import MODES
 from tools.pages import generated, placement
 
-# The figures of the device model take a quarter of a minute, on an idle machine.
-SLOW = (pytest.mark.examples, pytest.mark.timeout(600))
-NAMES = [
-    pytest.param(name, marks=SLOW if name == "device" else ()) for name in generated.GENERATORS
-]
 
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", generated.GENERATORS)
 def test_a_generated_file_is_up_to_date(name):
     files = generated.GENERATORS[name]()
     assert files, "it writes something"
