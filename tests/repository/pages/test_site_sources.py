@@ -44,7 +44,6 @@ LANGUAGES = {
     "console": begin_with_a_command,
     "text": str,
     "promql": str,
-    "": str,
 }
 
 
