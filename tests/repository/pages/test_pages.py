@@ -24,7 +24,6 @@ PAGES = [
     pytest.param("runs.md", marks=pytest.mark.examples),
     pytest.param("watching.md", marks=pytest.mark.long),
     pytest.param("port-poptorch.md", marks=pytest.mark.long),
-    pytest.param("devices.md", marks=pytest.mark.examples),
     pytest.param("device.md", marks=pytest.mark.examples),
     pytest.param("hands-on.md", marks=pytest.mark.long),
     pytest.param("pods.md", marks=pytest.mark.examples),

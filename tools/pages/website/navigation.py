@@ -18,7 +18,7 @@ _PAGES: dict[str, tuple[str, ...]] = {
     "Tutorials": ("first-hour", "data-loading", "hands-on", "course", "pipelining", "cnns"),
     "How to": (
         *("ddp-and-mpi", "port-poptorch", "why-slow"),
-        *("python", "deploy", "placement", "pods", "devices"),
+        *("python", "deploy", "placement", "pods"),
         *("watching", "debugging", "observe", "timeline", "metrics", "monitoring"),
         *("runs", "report", "compare"),
     ),
