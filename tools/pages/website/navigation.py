@@ -17,10 +17,8 @@ _DOCS = Path(__file__).resolve().parents[3] / "docs"
 _PAGES: dict[str, tuple[str, ...]] = {
     "Tutorials": ("first-hour", "data-loading", "hands-on", "course", "pipelining", "cnns"),
     "How to": (
-        *("ddp-and-mpi", "port-poptorch", "why-slow"),
-        *("python", "deploy", "placement", "pods"),
-        *("watching", "debugging", "observe", "timeline", "metrics", "monitoring"),
-        *("runs", "report", "compare"),
+        *("ddp-and-mpi", "port-poptorch", "why-slow", "watching", "runs"),
+        *("python", "placement", "pods", "deploy"),
     ),
     "Reference": (
         *("reference/options", "reference/commands", "reference/variables"),
