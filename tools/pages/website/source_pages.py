@@ -101,10 +101,13 @@ def _listing(folder: Path, inside: list[Path]) -> str:
 
 
 def _highlighted(app: Sphinx, path: Path) -> str:
-    builder: Any = app.builder
     text = path.read_text(encoding="utf-8")
-    language = _LANGUAGES.get(path.suffix, "text")
-    block = builder.highlighter.highlight_block(text, language, linenos=False)
+    return _block(app, text, _LANGUAGES.get(path.suffix, "text"))
+
+
+def _block(app: Sphinx, text: str, language: str) -> str:
+    builder: Any = app.builder
+    block = builder.highlighter.highlight_block(text, language, force=True, linenos=False)
     return f'<div class="highlight-{language} notranslate">{block}</div>'
 
 
@@ -125,4 +128,12 @@ def rendered(app: Sphinx, path: Path, wanted: list[str]) -> str:
         return f"]({builder.get_relative_uri(page, to)}{heading})"
 
     markdown = MarkdownIt("gfm-like", {"linkify": False}).use(anchors_plugin, max_level=4)
+    # On a phone, the theme lets blocks and tables with these classes scroll.
+    markdown.renderer.rules.update(
+        fence=lambda tokens, index, *_: _block(
+            app, tokens[index].content, tokens[index].info or "text"
+        ),
+        table_open=lambda *_: '<div class="table-wrapper"><table class="docutils">',
+        table_close=lambda *_: "</table></div>",
+    )
     return str(markdown.render(_LINK_OUTSIDE.sub(led, path.read_text(encoding="utf-8"))))
