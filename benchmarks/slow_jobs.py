@@ -6,7 +6,7 @@ of the training as it is. The row of the slow link needs root: its hosts are tho
 with a link of 100 Mbit/s. A wrong NUMA node is not measured here, because this needs a machine with
 several nodes.
 
-Usage: python benchmarks/slow_jobs.py [--json] [--turns 3] [--steps 60] [--only loader cores]
+Usage: python benchmarks/slow_jobs.py [--json] [--turns 2] [--steps 60] [--only loader cores]
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
     """Measure, and show the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--only", nargs="+", choices=[*CAUSES, "link"], default=[*CAUSES, "link"])
     arguments = parser.parse_args()
@@ -49,33 +49,30 @@ def main() -> None:
 
 def measured_rows(causes: list[str], turns: int, steps: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each cause."""
-    local = [cause for cause in causes if cause != "link"]
-    times: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-    for _ in range(turns):
-        as_is = _train(["-n", "2"], "none", steps) if local else 0.0
-        for cause in local:
-            times[cause, _AS_IS].append(as_is)
-            for variant in (_SLOW, _MENDED):
-                is_taken = (cause, variant) == ("cores", _SLOW)
-                with taken_cpu() if is_taken else contextlib.nullcontext():
-                    took = _train(["-n", "2"], cause, steps, variant)
-                times[cause, variant].append(took)
-    if "link" in causes:
-        for variant, values in _link_times(turns, steps):
-            times["link", variant] += values
     for cause in causes:
-        if times[cause, _SLOW]:
-            yield _row(cause, {name: times[cause, name] for name in (_AS_IS, _SLOW, _MENDED)})
+        times: defaultdict[str, list[float]] = defaultdict(list)
+        measured = (
+            _link_times(turns, steps // 3) if cause == "link" else _times(cause, turns, steps)
+        )
+        for variant, microseconds in measured:
+            times[variant].append(microseconds)
+        if times:
+            medians = {name: statistics.median(values) for name, values in times.items()}
+            yield {
+                "cause": cause,
+                **{name: round(value) for name, value in medians.items()},
+                "slow ratio": round(medians[_SLOW] / medians[_AS_IS], 2),
+                "mended ratio": round(medians[_MENDED] / medians[_AS_IS], 2),
+            }
 
 
-def _row(cause: str, times: dict[str, list[float]]) -> dict[str, Any]:
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    return {
-        "cause": cause,
-        **{name: round(value) for name, value in medians.items()},
-        "slow ratio": round(medians[_SLOW] / medians[_AS_IS], 2),
-        "mended ratio": round(medians[_MENDED] / medians[_AS_IS], 2),
-    }
+def _times(cause: str, turns: int, steps: int) -> Iterator[tuple[str, float]]:
+    """Yield the variants of a training on this host with the microseconds of a sample."""
+    for _ in range(turns):
+        for variant in (_AS_IS, _SLOW, _MENDED):
+            is_taken = (cause, variant) == ("cores", _SLOW)
+            with taken_cpu() if is_taken else contextlib.nullcontext():
+                yield variant, _train(["-n", "2"], cause, steps, variant)
 
 
 def last_cpu() -> int:
@@ -100,7 +97,7 @@ def taken_cpu() -> Iterator[None]:
 
 def words_of_program(cause: str, steps: int, variant: str = _SLOW) -> list[str]:
     """Return the program of a variant of the training with its arguments."""
-    words = [str(PROGRAM), cause, "--steps", str(steps)]
+    words = [str(PROGRAM), "none" if variant == _AS_IS else cause, "--steps", str(steps)]
     words += ["--mended"] if variant == _MENDED else []
     return words + (["--cpu", str(last_cpu())] if cause == "cores" else [])
 
@@ -127,7 +124,7 @@ def _train(
     return float(done.stdout.splitlines()[-1])
 
 
-def _link_times(turns: int, steps: int) -> Iterator[tuple[str, list[float]]]:
+def _link_times(turns: int, steps: int) -> Iterator[tuple[str, float]]:
     """Yield the variants of a training over two hosts with their times; none without a lab."""
     sys.path.insert(0, str(ROOT / "tests"))
     from lab.lab import Lab, missing
@@ -145,7 +142,7 @@ def _link_times(turns: int, steps: int) -> Iterator[tuple[str, list[float]]]:
             for variant, rate in ((_AS_IS, "10gbit"), (_SLOW, _RATE), (_MENDED, _RATE)):
                 for host in lab.hosts:
                     host.shape(rate)
-                yield variant, [_train(options, "link", steps, variant, run)]
+                yield variant, _train(options, "link", steps, variant, run)
 
 
 if __name__ == "__main__":
