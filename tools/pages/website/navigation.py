@@ -6,15 +6,12 @@ lists when Sphinx reads the first page. The build fails if a page is missing her
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from sphinx.application import Sphinx
 
 __all__ = ["PARTS", "add_contents"]
 
-_DOCS = Path(__file__).resolve().parents[3] / "docs"
-
-_PAGES: dict[str, tuple[str, ...]] = {
+#: The pages of each part of the site, by the title of the part.
+PARTS: dict[str, tuple[str, ...]] = {
     "Tutorials": ("first-hour", "data-loading", "hands-on", "course", "pipelining", "cnns"),
     "How to": (
         *("ddp-and-mpi", "port-poptorch", "why-slow", "watching", "runs"),
@@ -28,12 +25,6 @@ _PAGES: dict[str, tuple[str, ...]] = {
         *("architecture", "emulation", "device", "collectives", "reliability", "performance"),
         "seeds",
     ),
-}
-#: The pages of each part of the site, by the title of the part.
-# Pages are merged one by one: a page that is not there yet, or no more, is left out.
-PARTS = {
-    part: tuple(page for page in pages if [*_DOCS.glob(f"{page}.*")])
-    for part, pages in _PAGES.items()
 }
 
 
