@@ -69,7 +69,7 @@ def undescribed(package):
 
 def test_the_page_names_what_the_packages_import():
     """The rules of direction in docs/architecture.md list what the code imports."""
-    rule = re.search(r"`poprun_py` imports of the library only (.*?)\.", RULES, re.DOTALL)
+    rule = re.search(r"From the library, `poprun_py` imports only (.*?)\.", RULES, re.DOTALL)
     of_library = {
         module.split(".")[1]
         for importer, found in module_imports().items()
@@ -79,7 +79,7 @@ def test_the_page_names_what_the_packages_import():
     }
     assert set(re.findall(r"`(\w+)`", rule[1])) == of_library
 
-    rule = re.search(r"`instance` imports of the launcher only (.*?),", RULES, re.DOTALL)
+    rule = re.search(r"From the launcher, `instance` imports only (.*?),", RULES, re.DOTALL)
     of_wrapper = {
         module.split(".")[1]
         for importer, found in module_imports().items()
