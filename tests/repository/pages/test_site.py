@@ -27,7 +27,7 @@ DOCS = ROOT / "docs"
 PHONE, SCREEN = 390, 1280
 KINDS = (
     *("index.html", "reference/options.html", "api/poprun_py.html", "reference/commands.html"),
-    *("performance.html", "architecture.html", "source/examples/train.py.html"),
+    *("performance.html", "architecture.html", "source/examples/ddp.py.html"),
 )
 # Words that a reader looks for, and the page that must come up.
 SEARCHES = {
@@ -213,7 +213,7 @@ def test_every_page_fits_on_a_phone(site, pages, browser):
 @building
 @pytest.mark.timeout(900)
 def test_search_and_copying_need_no_network(site, browser):
-    browser.open(site / "index.html", until="document.querySelector('button.copybtn')")
+    browser.open(site / "first-hour.html", until="document.querySelector('button.copybtn')")
     for words, page in SEARCHES.items():
         browser.call("Page.navigate", url=f"{(site / 'search.html').as_uri()}?q={words}")
         browser.wait_for(f"document.querySelector('ul.search a[href*=\"{page}.html\"]')")
