@@ -32,7 +32,7 @@ and the speedup and scaling efficiency against the first run.
 
 RUN is the folder of a run, or its name in --output-dir; latest is the newest run. Notes below the
 table mention differences that make the comparison unfair, such as another program, version or host.
-A figure with * cannot be trusted: a line below the table tells why, such as other load.
+A figure with * cannot be trusted. A line below the table tells the reason, such as other load.
 
 \b
 Examples:

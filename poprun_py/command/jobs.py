@@ -30,7 +30,7 @@ Examples:
   poprun-py jobs
   poprun-py jobs --format json
   poprun-py --status=NAME       the instances of one job
-  poprun-py stop NAME           end it
+  poprun-py stop NAME           end the job
 """
 JOBS: Final = click.Command(
     "jobs",

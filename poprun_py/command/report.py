@@ -19,15 +19,15 @@ _STDOUT: Final = "-"
 _HELP: Final = """Write a page about RUN: throughput, loss, step times, slow instances, memory,
 placement, and causes of failures.
 
-RUN is the folder of a run, or its name in --output-dir; latest is the newest run. It may still be
-running. Every job with --output-dir writes its page when it ends. The page is one file that needs
-no network: send it to a colleague, or keep it with the results.
+RUN is the folder of a run, or its name in --output-dir; latest is the newest run. The run may
+still be running. Every job with --output-dir writes its page when the job ends. The page is one
+file that needs no network: send it to a colleague, or keep it with the results.
 
 \b
 Examples:
   poprun-py --output-dir runs -n 2 train.py     run a job, which writes its page at its end
   poprun-py report latest                       write the page of the newest run again
-  poprun-py report --open latest                write and show it
+  poprun-py report --open latest                write the page and show it
   poprun-py report -o today.html runs/20260131-120000-1a2b3c
 """
 REPORT: Final = click.Command(

@@ -47,13 +47,13 @@ pyproject.toml, else the current folder, or its folder runs. A run is running, f
 0), failed, interrupted (by a signal, or at a checkpoint), lost (its launcher was killed) or unknown
 (of another host, or damaged).
 
---remove-older removes the folders of runs that ended long ago. It lists them and asks. Running
-runs, links and other folders are kept. Unknown runs are removed only with --state unknown.
+--remove-older removes the folders of runs that ended long ago. It lists the folders and asks.
+Running runs, links and other folders are kept. Unknown runs are removed only with --state unknown.
 
 \b
 Examples:
   poprun-py runs                                    list the runs
-  poprun-py runs --state failed --since 2d          what failed in the last two days
+  poprun-py runs --state failed --since 2d          failed runs of the last two days
   poprun-py runs --tag lr=0.1 --name 'small-*'      runs with this tag and name
   poprun-py runs --format json --limit 1            the newest run, for a script
   poprun-py runs --remove-older 30d --state failed  clean up

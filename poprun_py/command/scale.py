@@ -52,8 +52,8 @@ options of poprun-py may stand before PROGRAM. The options below may also stand 
 words after -- belong to the program. With --num-replicas N every run has N replicas (strong
 scaling); without it, a run has as many replicas as instances (weak scaling). --timeout limits each
 run. The runs are kept in --output-dir (runs), so that poprun-py compare can read them. A figure
-with * cannot be trusted: a line below the table tells why, such as other load or another number of
-threads.
+with * cannot be trusted. A line below the table tells the reason, such as other load or another
+number of threads.
 
 \b
 Examples:

@@ -21,15 +21,16 @@ from poprun_py.terminal import command_name, print_error, print_out
 _QUIET_SECONDS = 2.0
 _HELP: Final = """End running jobs, and wait until all of their processes have ended.
 
-JOB is the name of a run, the folder of a run, or the process id of a launcher; poprun-py jobs lists
-them. The launcher ends its job as after SIGTERM: programs that call stopRequested() save a
-checkpoint at the same step, others get SIGTERM, and what still runs after the job's --grace is
-killed. A second stop of the same job kills it at once. If one JOB is not found, none is stopped.
+JOB is the name of a run, the folder of a run, or the process id of a launcher; poprun-py jobs
+lists the running jobs. A stop acts like SIGTERM to the launcher. Programs that call stopRequested()
+save a checkpoint, all at the same training step. Other programs get SIGTERM. Processes that still
+run after the job's --grace are killed. A second stop of the same job kills the job at once.
+If one JOB is not found, no job is stopped.
 
 \b
 Exit codes:
   0    all jobs have ended
-  2    a JOB is not the name of one job of yours; none was stopped
+  2    a JOB is not the name of one job of yours; no job was stopped
   3    a launcher cannot be signalled
   124  a job still ran after --timeout
 
@@ -144,5 +145,5 @@ def end_text(job: MachineJob, end: JobEnd, seconds: float) -> str:
         return line
     reason = f": {end.reason}" if end.reason else ""
     if end.exit_code == RESUME_EXIT_CODE:
-        reason = " at a checkpoint, from which it can go on"
+        reason = " at a checkpoint; the job can go on from this checkpoint"
     return f"{line} with exit code {end.exit_code}{reason}"

@@ -227,7 +227,8 @@ class RunRecord:
             reason = self._explain(error, "the timeline")
             folders = shlex.join(map(str, self._timeline.keep()))
             self._console.warn(
-                f"{reason}; python -m popdist_py.timeline {folders} makes it of the spans there"
+                f"{reason}; python -m popdist_py.timeline {folders} makes the timeline from "
+                "the spans there"
             )
             return
         if merged is not None:

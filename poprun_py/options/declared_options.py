@@ -98,27 +98,29 @@ class DeclaredOptions:
     """A dataclass with a field for each option; the field's metadata contains its ``Option``."""
 
     num_instances: int = _job(1, whole_number(1, maximum=MAX_INSTANCES),
-        "Number of instances (processes); the replicas are split evenly over them.", short="-n")
+        "Number of instances (processes). The replicas are split evenly over the instances.",
+        short="-n")
     nproc_per_node: int | str | None = _job(None, COUNT_OR_AUTO,
-        "Number of instances on each host, instead of --num-instances. auto (or cpu): as many as"
-        " this machine has CPUs.")
+        "Number of instances on each host, instead of --num-instances. auto (or cpu): one per"
+        " CPU of this machine.")
     num_replicas: int = _job(None, whole_number(1, maximum=MAX_IPUS),
         "Number of replicas of the model in all instances together. Unset: one per instance.")
     ipus_per_replica: int = _job(1, whole_number(1, maximum=4_096),
         "Number of IPUs of each replica (model parallelism); a power of two.")
     ipu_model: str | None = _job(None, choice("mk1", "mk2", "bow"),
-        "IPU whose memory size and speed the models of all instances assume (POPDIST_IPU). A model"
-        " that does not fit is rejected. Unset: a warning if a model does not fit into an Mk2. The"
-        " command poprun sets mk2 for programs that import poptorch.")
+        "IPU type that sets the memory size and the speed that all models assume (POPDIST_IPU). A"
+        " model that does not fit is rejected. Unset: a model that does not fit into an Mk2 causes"
+        " a warning. The command poprun sets mk2 for programs that import poptorch.")
     num_ilds: int | None = _job(None, whole_number(1),
         "Number of IPU-Link domains. Each gets the same number of instances and has at most 64"
-        " IPUs. Unset: the domains of the partition, else the fewest that hold the IPUs.")
+        " IPUs. Unset: as many as the partition has, else as few as possible.")
     executable_cache_path: str | None = _job(None, PATH,
         "Folder for compiled executables; every host must be able to access it.")
 
     host: str | None = _hosts(None, TEXT,
-        "Hosts, separated by commas; host[0-2,4] is a range, and name:slots limits the instances"
-        " of a host. Unset: the hosts of the Slurm allocation, else this machine.", short="-H")
+        "Hosts, separated by commas. host[0-2,4] is a range. NAME:SLOTS limits the number of"
+        " instances of a host. Unset: the hosts of the Slurm allocation, else this machine.",
+        short="-H")
     host_file: str | None = _hosts(None, PATH,
         "File with one host per line; cannot be combined with --host.")
     host_subnet: str | None = _hosts(None, TEXT,
@@ -129,7 +131,7 @@ class DeclaredOptions:
     ssh_config: str | None = _hosts(None, PATH,
         "ssh configuration file to use instead of ~/.ssh/config.")
     check: bool = _hosts(False, FLAG,
-        "Check every host, print a table with a fix for each problem, and start nothing.",
+        "Check every host and exit without a launch. A table shows a fix for each problem.",
         saved=False)
     no_check: bool = _hosts(False, FLAG,
         "Skip the short check before a launch on other hosts.")
@@ -160,42 +162,43 @@ class DeclaredOptions:
     strict_binding: bool = _placement(False, FLAG,
         "End the launch if the kernel reports a binding that differs from the plan.")
     wait_for_resources: float | str | None = _placement(None, TIME_OR_FOREVER,
-        "If other jobs hold too many of this machine's cores, or the pod's IPUs, wait for them in"
-        " order of arrival: without a time limit, or for =TIME at most.", implied=FOREVER)
+        "Wait if other jobs hold too many of this machine's cores or of the pod's IPUs. Jobs are"
+        " served in order of arrival. =TIME limits the wait; without =TIME, it has no limit.",
+        implied=FOREVER)
     share_cores: str = _placement(AUTO, AUTO_YES_NO,
-        "If other jobs hold too many cores, yes shares cores with them, and no refuses to start."
-        " auto shares, but refuses if --cores-per-instance or --reserve-cores asks for cores.")
+        "Whether to share cores if other jobs hold too many. yes: share. no: do not start. auto:"
+        " share, unless --cores-per-instance or --reserve-cores asks for cores.")
     hardware: str | None = _placement(None, PATH,
         "Plan for the machine in this file, which --print-hardware=json wrote.")
     hardware_root: str | None = _placement(None, PATH,
         "Plan for the machine whose sys/ and proc/ were copied to this folder.")
 
     print_topology: str = _inspection("no", TOPOLOGY_FORM,
-        "Print where each instance runs: PopRun's table (yes), a tree with NUMA nodes and CPUs, a"
-        " picture of the cores, or JSON; or print an svg or html file, and start nothing.",
+        "Print where each instance runs. yes: PopRun's table. tree: NUMA nodes and CPUs. Other"
+        " forms: a picture of the cores, or JSON. svg and html print a file, and start nothing.",
         saved=False)
     print_hardware: str | None = _inspection(None, choice("table", "json"),
-        "Print the processors and the memory of the hosts; without a program, stop after that.",
+        "Print the processors and the memory of the hosts. Without a program, exit afterwards.",
         implied="table", saved=False)
     print_leases: str | None = _inspection(None, choice("table", "json"),
-        "Print which jobs of all users hold which CPUs of this machine and which jobs wait, then"
-        " stop.", implied="table", saved=False)
+        "Print which jobs hold CPUs of this machine, and which jobs wait for CPUs, for all users."
+        " Then exit.", implied="table", saved=False)
     stacks: str | None = _inspection(None, JOB,
-        "Print what every instance of a running job is doing (its Python stacks), then stop. JOB is"
-        " a process id, or the name or folder of a run.", saved=False)
+        "Print the Python stacks of every instance of a running job and exit; the job keeps"
+        " running. JOB is a process id, or the name or folder of a run.", saved=False)
     status: str | None = _inspection(None, JOB,
-        "Print the state of every instance of a running job, then stop. JOB is a process id, or the"
-        " name or folder of a run. Without JOB: the only job, or the newest one.",
+        "Print the state of every instance of a running job and exit; the job keeps running. JOB is"
+        " a process id, or the name or folder of a run. Without JOB: the newest running job.",
         implied="newest", saved=False)
     status_format: str = _inspection("text", choice("text", "json"),
         "Output format of --status.", saved=False)
     add_host: str | None = _inspection(None, JOB,
-        "Add the host after JOB to a running job, such as --add-host lr-3 node4, then stop. JOB is"
-        " a process id, or the name or folder of a run.", saved=False)
+        "Add a host to a running job and exit; the job keeps running. Example: --add-host lr-3"
+        " node4. JOB is a process id, or the name or folder of a run.", saved=False)
     dry_run: bool = _inspection(False, FLAG,
-        "Print the topology and the full mpirun command; start nothing.", saved=False)
+        "Print the topology and the full mpirun command, without a launch.", saved=False)
     export_plan: str | None = _inspection(None, PATH,
-        "Write the launch plan to this file as JSON (-: standard output), and start nothing unless"
+        "Write the launch plan to this file as JSON. -: standard output. The job is only started if"
         " --run is given.", saved=False)
     run: bool = _inspection(False, FLAG,
         "Run the job in addition to --export-plan or --export-config=-.", saved=False)
@@ -213,27 +216,27 @@ class DeclaredOptions:
         " (the instances' output and all training steps). The link latest points to the newest"
         " run.")
     log_limit: str = _output("1GiB", SIZE,
-        "Maximum size of the output files of each instance in --output-dir. Of longer output, the"
-        " beginning and the newest part are kept, in files such as instance-0.stdout.1 (the"
-        " beginning) and instance-0.stdout (the newest). none: no limit.")
+        "Maximum size of the output files of each instance in --output-dir. Longer output loses its"
+        " middle: instance-0.stdout.1 keeps the beginning, and instance-0.stdout keeps the newest"
+        " part. The word none means no limit.")
     run_name: str | None = _output(None, RUN_NAME,
         "Name of the run and of its folder in --output-dir. If a run has this name already, the new"
         " run gets the next free name, such as NAME-2. Unset: a name made of the time.")
     tag: tuple[str, ...] = _output((), TAG,
-        "KEY=VALUE labels the run, such as lr=0.1, in its report and for poprun-py runs --tag; may"
-        " be repeated.", repeatable=True)
+        "KEY=VALUE label of the run, such as lr=0.1. The report shows it, and poprun-py runs --tag"
+        " selects by it. May be repeated.", repeatable=True)
     note: str | None = _output(None, NOTE,
-        "Remark about the run for its report, such as what you try.")
+        "Remark about the run, shown in its report, such as the purpose of the run.")
     timeline: str | None = _output(None, FILE_OR_AUTO,
-        "Record the activities of every instance over time in this file, for ui.perfetto.dev. auto:"
+        "Record the activities of every instance in this file; ui.perfetto.dev can open it. auto:"
         " timeline.json.gz in the run's folder (--output-dir), else in the current folder.",
         implied=AUTO)
     timeline_size: int = _output(TIMELINE_MIB, whole_number(1, "MIB", maximum=1 << 20),
-        "Maximum size of the recordings of all instances together. Of a long run, the first spans,"
-        " the last spans, and a selection between them are kept.")
+        "Maximum size of the recordings of all instances together. A long run keeps its first"
+        " spans, its last spans, and a selection of the spans between them.")
     live: bool = _output(False, FLAG,
-        "Show a live view of all instances below the output: their state, their speed, where their"
-        " time goes, and which ones are slow. Without a terminal, print a line now and then.",
+        "Show a live view of all instances below the output: state, speed, shares of the time, and"
+        " slow instances. Without a terminal, print a line now and then.",
         saved=False)
     metrics_port: int | None = _output(None, whole_number(0, "PORT", maximum=65_535),
         "Serve the job's metrics for Prometheus at http://127.0.0.1:PORT/metrics while it runs. 0:"
@@ -245,34 +248,36 @@ class DeclaredOptions:
     stdin_instance: int = _output(0, whole_number(0, "INDEX"),
         "Index of the instance that reads the launcher's standard input (keyboard, pipe or file).")
     verbosity: int = _output(0, whole_number(0),
-        "-v logs the given options and what the launcher does; -vv logs everything, including the "
-        "topology and the whole mpirun command.", short="-v")
+        "-v logs the given options and the actions of the launcher. -vv logs everything, including"
+        " the topology and the whole mpirun command.", short="-v")
 
     timeout: float | None = _supervision(None, TIME,
         "End the job after this time, with exit code 124.")
     grace: float = _supervision(5, TIME,
         "Time between asking instances to stop (SIGTERM, or SIGINT after Ctrl-C) and killing them.")
     hang_timeout: float | str | None = _supervision(None, TIME_OR_AUTO,
-        "End the job with exit code 124 and all Python stacks if an instance completes no step for"
-        " this time and shows no other activity. If no instance counts steps, the job ends if no"
-        " instance shows any activity for this time. auto: 20 times the median step time, at least"
-        " 10 s; 120 s if no instance counts steps. Unset: no limit.")
+        "End a hung job with exit code 124, and print all Python stacks. A job hangs if an"
+        " instance completes no training step and shows no other activity for this time. If no"
+        " instance counts steps, a job hangs if no instance shows any activity. auto: 20 times the"
+        " median step time, at least 10 s; 120 s if no instance counts steps. Unset: no limit.")
     max_restarts: int = _supervision(0, whole_number(0),
         "Maximum number of restarts after failures; the pauses before them are 1, 2, 4, ... s.")
     memory_checkpoints: bool = _supervision(False, FLAG,
-        "Keep the newest state of the training in memory, and restart quickly from this state after"
-        " failures (see max_restarts): without a pause, if the training has made progress.")
+        "Keep the newest state of the training in memory, and restart from this state after"
+        " failures (see max_restarts). If the training has made progress, the restart has no"
+        " pause.")
     allow_fewer_hosts: bool = _supervision(False, FLAG,
         "Allow a restart without the hosts that were lost. Where too few cores are left, instances"
         " of a program with a PopTorch model run more replicas each.")
     wait_for_hosts: float | str | None = _supervision(None, TIME_OR_FOREVER,
-        "Wait for lost hosts: without a time limit, or for =TIME at most. With --allow-fewer-hosts,"
-        " the job goes on meanwhile. It takes a host in again as soon as the host answers.",
+        "Wait for lost hosts. =TIME limits the wait; without =TIME, it has no limit. With"
+        " --allow-fewer-hosts, the job goes on meanwhile, and uses a lost host again as soon as the"
+        " host answers.",
         implied=FOREVER)
 
     env: tuple[str, ...] = _environment((), TEXT,
-        "NAME=VALUE sets a variable in every instance. NAME forwards the launcher's variable, which"
-        " keeps a secret out of process lists. Output and plans never show values.",
+        "NAME=VALUE sets a variable in every instance. NAME alone forwards the launcher's variable,"
+        " so that process lists do not show its value. Output and plans never show values.",
         repeatable=True, secret=True)
     env_file: str | None = _environment(None, PATH,
         "File with NAME=VALUE lines; values may be in quotes. --env takes precedence.")
@@ -300,17 +305,18 @@ class DeclaredOptions:
         "Allow mpirun to run as root, as PopRun does.")
 
     import_config: str | None = _configuration(None, PATH,
-        "Read options from this .toml or .json file; options of the command line take precedence."
-        " none: read no file, not even pyproject.toml.", saved=False)
+        "Read options from this .toml or .json file. Options of the command line take precedence."
+        " The word none: read no file, not even pyproject.toml.", saved=False)
     export_config: str | None = _configuration(None, PATH,
         "Write the options in effect and their sources to this .toml or .json file. -: write TOML"
-        " to standard output, and start nothing unless --run is given.", saved=False)
+        " to standard output; the job is only started if --run is given.", saved=False)
     overwrite_config: bool = _configuration(False, YES_NO,
         "Allow --export-config and --export-plan to replace an existing file.", saved=False)
 
     pod: str | None = _ipu(None, POD,
-        "Pod with the IPUs of the job: its name, its folder or http://HOST:PORT. server: the V-IPU"
-        " server of the options below. none: no pod. Unset: the only pod of this machine.")
+        "Pod with the IPUs of the job: its name, its folder or http://HOST:PORT. The word server:"
+        " the V-IPU server of the options below. The word none: no pod. Unset: the only pod of"
+        " this machine.")
     vipu_server_host: str | None = _ipu(None, NAME,
         "Name or address of the V-IPU server (--pod server).")
     vipu_server_port: int = _ipu(8090, whole_number(1, "PORT", maximum=65_535),
@@ -318,17 +324,17 @@ class DeclaredOptions:
     vipu_server_timeout: int = _ipu(120, whole_number(1, "SECONDS"),
         "Time limit of a request to the V-IPU server.")
     vipu_partition: str | None = _ipu(None, NAME,
-        "V-IPU partition of the job; it is made if it does not exist. Unset: the partition that"
+        "V-IPU partition of the job. A missing partition is made. Unset: the partition that"
         " IPUOF_VIPU_API_PARTITION_ID names, else the only partition, else a new one.")
     vipu_partition_attempts: int = _ipu(1, whole_number(1),
-        "Number of tries to bind the partition until it is ACTIVE; each lasts"
+        "Number of attempts to make the partition ACTIVE. Each attempt may take"
         " --vipu-server-timeout.")
     vipu_cluster: str | None = _ipu(None, NAME,
         "V-IPU cluster for a new partition; see --vipu-allocation.")
     vipu_allocation: str | None = _ipu(None, NAME,
         "V-IPU allocation for a new partition.")
     update_partition: bool = _ipu(False, YES_NO,
-        "Change the partition if it does not fit.")
+        "Change an existing partition that does not fit the job.")
     reset_partition: bool | None = _ipu(None, YES_NO,
         "Reset the partition before the job. Unset: only if the partition is not reconfigurable.")
     remove_partition: bool = _ipu(True, YES_NO,

@@ -19,11 +19,11 @@ class LaunchOptions(TypedDict, total=False):
     # Job (number of instances, replicas and IPUs)
 
     num_instances: int
-    """Number of instances (processes); the replicas are split evenly over them."""
+    """Number of instances (processes). The replicas are split evenly over the instances."""
 
     nproc_per_node: int | Literal["auto", "cpu"] | None
-    """Number of instances on each host, instead of --num-instances. auto (or cpu): as many as this
-    machine has CPUs.
+    """Number of instances on each host, instead of --num-instances. auto (or cpu): one per CPU of
+    this machine.
     """
 
     num_replicas: int | None
@@ -33,14 +33,14 @@ class LaunchOptions(TypedDict, total=False):
     """Number of IPUs of each replica (model parallelism); a power of two."""
 
     ipu_model: Literal["mk1", "mk2", "bow"] | None
-    """IPU whose memory size and speed the models of all instances assume (POPDIST_IPU). A model
-    that does not fit is rejected. Unset: a warning if a model does not fit into an Mk2. The
-    command poprun sets mk2 for programs that import poptorch.
+    """IPU type that sets the memory size and the speed that all models assume (POPDIST_IPU). A
+    model that does not fit is rejected. Unset: a model that does not fit into an Mk2 causes a
+    warning. The command poprun sets mk2 for programs that import poptorch.
     """
 
     num_ilds: int | None
     """Number of IPU-Link domains. Each gets the same number of instances and has at most 64 IPUs.
-    Unset: the domains of the partition, else the fewest that hold the IPUs.
+    Unset: as many as the partition has, else as few as possible.
     """
 
     executable_cache_path: str | PathLike[str] | None
@@ -54,8 +54,8 @@ class LaunchOptions(TypedDict, total=False):
     """
 
     host: str | None
-    """Hosts, separated by commas; host[0-2,4] is a range, and name:slots limits the instances of a
-    host. Unset: the hosts of the Slurm allocation, else this machine.
+    """Hosts, separated by commas. host[0-2,4] is a range. NAME:SLOTS limits the number of
+    instances of a host. Unset: the hosts of the Slurm allocation, else this machine.
     """
 
     host_file: str | PathLike[str] | None
@@ -115,13 +115,13 @@ class LaunchOptions(TypedDict, total=False):
     """End the launch if the kernel reports a binding that differs from the plan."""
 
     wait_for_resources: float | str | None
-    """If other jobs hold too many of this machine's cores, or the pod's IPUs, wait for them in
-    order of arrival: without a time limit, or for =TIME at most.
+    """Wait if other jobs hold too many of this machine's cores or of the pod's IPUs. Jobs are
+    served in order of arrival. =TIME limits the wait; without =TIME, it has no limit.
     """
 
     share_cores: bool | Literal["auto", "yes", "no"]
-    """If other jobs hold too many cores, yes shares cores with them, and no refuses to start. auto
-    shares, but refuses if --cores-per-instance or --reserve-cores asks for cores.
+    """Whether to share cores if other jobs hold too many. yes: share. no: do not start. auto:
+    share, unless --cores-per-instance or --reserve-cores asks for cores.
     """
 
     hardware: str | PathLike[str] | None
@@ -148,9 +148,9 @@ class LaunchOptions(TypedDict, total=False):
     """
 
     log_limit: int | str
-    """Maximum size of the output files of each instance in --output-dir. Of longer output, the
-    beginning and the newest part are kept, in files such as instance-0.stdout.1 (the beginning)
-    and instance-0.stdout (the newest). none: no limit.
+    """Maximum size of the output files of each instance in --output-dir. Longer output loses its
+    middle: instance-0.stdout.1 keeps the beginning, and instance-0.stdout keeps the newest
+    part. The word none means no limit.
     """
 
     run_name: str | None
@@ -159,26 +159,26 @@ class LaunchOptions(TypedDict, total=False):
     """
 
     tag: Mapping[str, Word] | Sequence[str]
-    """KEY=VALUE labels the run, such as lr=0.1, in its report and for poprun-py runs --tag; may be
-    repeated.
+    """KEY=VALUE label of the run, such as lr=0.1. The report shows it, and poprun-py runs --tag
+    selects by it. May be repeated.
     """
 
     note: str | None
-    """Remark about the run for its report, such as what you try."""
+    """Remark about the run, shown in its report, such as the purpose of the run."""
 
     timeline: str | PathLike[str] | None
-    """Record the activities of every instance over time in this file, for ui.perfetto.dev. auto:
+    """Record the activities of every instance in this file; ui.perfetto.dev can open it. auto:
     timeline.json.gz in the run's folder (--output-dir), else in the current folder.
     """
 
     timeline_size: int
-    """Maximum size of the recordings of all instances together. Of a long run, the first spans,
-    the last spans, and a selection between them are kept.
+    """Maximum size of the recordings of all instances together. A long run keeps its first spans,
+    its last spans, and a selection of the spans between them.
     """
 
     live: bool
-    """Show a live view of all instances below the output: their state, their speed, where their
-    time goes, and which ones are slow. Without a terminal, print a line now and then.
+    """Show a live view of all instances below the output: state, speed, shares of the time, and
+    slow instances. Without a terminal, print a line now and then.
     """
 
     metrics_port: int | None
@@ -195,8 +195,8 @@ class LaunchOptions(TypedDict, total=False):
     """Index of the instance that reads the launcher's standard input (keyboard, pipe or file)."""
 
     verbosity: int
-    """-v logs the given options and what the launcher does; -vv logs everything, including the
-    topology and the whole mpirun command.
+    """-v logs the given options and the actions of the launcher. -vv logs everything, including
+    the topology and the whole mpirun command.
     """
 
     # Supervision (time limits, signals and failures)
@@ -208,18 +208,18 @@ class LaunchOptions(TypedDict, total=False):
     """Time between asking instances to stop (SIGTERM, or SIGINT after Ctrl-C) and killing them."""
 
     hang_timeout: float | str | None
-    """End the job with exit code 124 and all Python stacks if an instance completes no step for
-    this time and shows no other activity. If no instance counts steps, the job ends if no
-    instance shows any activity for this time. auto: 20 times the median step time, at least 10
-    s; 120 s if no instance counts steps. Unset: no limit.
+    """End a hung job with exit code 124, and print all Python stacks. A job hangs if an instance
+    completes no training step and shows no other activity for this time. If no instance counts
+    steps, a job hangs if no instance shows any activity. auto: 20 times the median step time,
+    at least 10 s; 120 s if no instance counts steps. Unset: no limit.
     """
 
     max_restarts: int
     """Maximum number of restarts after failures; the pauses before them are 1, 2, 4, ... s."""
 
     memory_checkpoints: bool
-    """Keep the newest state of the training in memory, and restart quickly from this state after
-    failures (see max_restarts): without a pause, if the training has made progress.
+    """Keep the newest state of the training in memory, and restart from this state after failures
+    (see max_restarts). If the training has made progress, the restart has no pause.
     """
 
     allow_fewer_hosts: bool
@@ -228,15 +228,16 @@ class LaunchOptions(TypedDict, total=False):
     """
 
     wait_for_hosts: float | str | None
-    """Wait for lost hosts: without a time limit, or for =TIME at most. With --allow-fewer-hosts,
-    the job goes on meanwhile. It takes a host in again as soon as the host answers.
+    """Wait for lost hosts. =TIME limits the wait; without =TIME, it has no limit. With
+    --allow-fewer-hosts, the job goes on meanwhile, and uses a lost host again as soon as the
+    host answers.
     """
 
     # Environment (variables of the instances, and packages that they import)
 
     env: Mapping[str, Word] | Sequence[str]
-    """NAME=VALUE sets a variable in every instance. NAME forwards the launcher's variable, which
-    keeps a secret out of process lists. Output and plans never show values.
+    """NAME=VALUE sets a variable in every instance. NAME alone forwards the launcher's variable,
+    so that process lists do not show its value. Output and plans never show values.
     """
 
     env_file: str | PathLike[str] | None
@@ -275,8 +276,9 @@ class LaunchOptions(TypedDict, total=False):
     # IPU hardware (the pod of emulated IPUs, and PopRun's options for partitions)
 
     pod: str | PathLike[str] | None
-    """Pod with the IPUs of the job: its name, its folder or http://HOST:PORT. server: the V-IPU
-    server of the options below. none: no pod. Unset: the only pod of this machine.
+    """Pod with the IPUs of the job: its name, its folder or http://HOST:PORT. The word server: the
+    V-IPU server of the options below. The word none: no pod. Unset: the only pod of this
+    machine.
     """
 
     vipu_server_host: str | None
@@ -289,12 +291,13 @@ class LaunchOptions(TypedDict, total=False):
     """Time limit of a request to the V-IPU server."""
 
     vipu_partition: str | None
-    """V-IPU partition of the job; it is made if it does not exist. Unset: the partition that
+    """V-IPU partition of the job. A missing partition is made. Unset: the partition that
     IPUOF_VIPU_API_PARTITION_ID names, else the only partition, else a new one.
     """
 
     vipu_partition_attempts: int
-    """Number of tries to bind the partition until it is ACTIVE; each lasts --vipu-server-timeout.
+    """Number of attempts to make the partition ACTIVE. Each attempt may take
+    --vipu-server-timeout.
     """
 
     vipu_cluster: str | None
@@ -304,7 +307,7 @@ class LaunchOptions(TypedDict, total=False):
     """V-IPU allocation for a new partition."""
 
     update_partition: bool
-    """Change the partition if it does not fit."""
+    """Change an existing partition that does not fit the job."""
 
     reset_partition: bool | None
     """Reset the partition before the job. Unset: only if the partition is not reconfigurable."""

@@ -67,7 +67,7 @@ class TrainingSetup:
         if used and not parameters:
             logger.warning(
                 "Nothing is trained: the optimizer has none of the parameters that lead to the "
-                "loss. Make it of the parameters of the module that is wrapped, not of a copy"
+                "loss. Make the optimizer from the parameters of the wrapped module, not of a copy"
             )
         # Gradients are computed only for parameters that the optimiser updates.
         trained = {id(parameter) for parameter in parameters}
@@ -132,8 +132,8 @@ class TrainingSetup:
             raise Error(
                 f"Options.Training.gradientCompression({method!r}) does not go with "
                 "deterministicReduction (or POPDIST_DETERMINISTIC=1), which promises the same bits "
-                "however the replicas are split: what is compressed are the sums of hosts. Switch "
-                "one of them off"
+                "however the replicas are split. Compression acts on the sums of hosts, so that "
+                "its result depends on the split. Switch one of the two off"
             )
         links = self.communicator.host_links
         if links is None:

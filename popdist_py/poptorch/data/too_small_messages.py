@@ -44,9 +44,9 @@ def empty_share(elements: int, *, instance: int, num_instances: int) -> str:
     return (
         f"The DataLoader of instance {instance} has no batch: the data set's "
         f"{counted(elements, 'element')}, shared out among {num_instances} instances, "
-        f"{'leaves' if elements == 1 else 'leave'} none for it. A training call is made "
-        "by all instances: one that makes none lets the others fail. Give more data, or use "
-        "drop_last=True, so that all instances have as many batches"
+        f"{'leaves' if elements == 1 else 'leave'} none for it. All "
+        "instances must make a training call together: if one makes no call, the others fail. "
+        "Give more data, or use drop_last=True, so that all instances have as many batches"
     )
 
 

@@ -212,6 +212,11 @@ def GC_MONITOR(*, no_card_info: bool, as_json: bool, all_partitions: bool) -> No
     shown. The command "watch gc-monitor" shows the IPUs repeatedly.
 
     If a pod is configured (poprun-py-pod --help), your partitions in the pod are shown.
+
+    The JSON of --json has one field, partitions: a list of objects with the fields name, state,
+    launcher, ipus and processes. Each IPU has the fields id, ipu_number, host, type, clock_mhz and
+    pid (null: no process holds the IPU). Each process has the fields pid,
+    instance, host, command, user, seconds and ipus.
     """
     partitions = _selected_partitions(find_partitions(os.environ), all_users=all_partitions)
     named = [each for each in partitions if each.name == os.environ.get(_PARTITION)]

@@ -141,7 +141,7 @@ def remove_allocation(*, name: str) -> None:
     "--type",
     "system",
     type=click.Choice((*SYSTEMS, _MACHINE)),
-    help="The Graphcore system to emulate; machine: the IPUs of this host.",
+    help="The Graphcore system to emulate. The word machine: the IPUs of this host.",
 )
 @click.option("--hosts", metavar="H1,H2,...", help="The hosts of the pod's IPU-Machines.")
 @click.option(
