@@ -212,7 +212,7 @@ class DeviceManager:
         raise popart_exception(
             f"Failed to acquire device with {numIpus} IPU(s): "
             + (
-                f"all {count} are held; gc-monitor shows by whom: {_WAY_OUT}"
+                f"processes hold all {count}; gc-monitor shows the processes: {_WAY_OUT}"
                 if count
                 else "there is none; gc-info -l lists the devices"
             )
@@ -257,8 +257,8 @@ class DeviceManager:
         found = self.tryAcquireDeviceById(id, pattern, connectionType)
         if found is None:
             raise popart_exception(
-                f"Failed to acquire device with id {id}: it is held; gc-monitor shows by whom: "
-                f"{_WAY_OUT}"
+                f"Failed to acquire device with id {id}: a process holds it; "
+                f"gc-monitor shows the process: {_WAY_OUT}"
             )
         return found
 

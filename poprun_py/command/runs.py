@@ -147,7 +147,7 @@ def _checked_age(values: dict[str, Any]) -> float | None:
     """Return the age of runs to remove, in seconds; None to list runs."""
     if values["remove_older"] is None:
         if values["yes"]:
-            raise UsageError("--yes is for --remove-older: give both, or none")
+            raise UsageError("--yes is only used with --remove-older: give both, or neither")
         return None
     for name in ("limit", "form"):
         if values[name] not in (None, "text"):

@@ -45,7 +45,7 @@ def test_always_attaches_at_once(pod, manager):
     assert held(pod) == [(0, 1), (2, 3)]
     assert manager.tryAcquireAvailableDevice(1) is None
     with pytest.raises(
-        popart.popart_exception, match=r"1 IPU\(s\): all 4 are held; .*: detach\(\) a"
+        popart.popart_exception, match=r"1 IPU\(s\): processes hold all 4; .*: detach\(\) a"
     ):
         manager.acquireAvailableDevice()
     with pytest.raises(popart.popart_exception, match=r"8 IPU\(s\): there is none"):
@@ -62,7 +62,9 @@ def test_by_id(pod, manager):
     assert manager.acquireDeviceById(5).numIpus == 2
     assert held(pod) == [(2, 3)]
     assert manager.tryAcquireDeviceById(3) is None
-    with pytest.raises(popart.popart_exception, match=r"id 6: it is held; .*, or wait for an"):
+    with pytest.raises(
+        popart.popart_exception, match=r"id 6: a process holds it; .*, or wait for an"
+    ):
         manager.acquireDeviceById(6)
     with pytest.raises(
         popart.popart_exception,

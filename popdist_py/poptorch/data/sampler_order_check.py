@@ -84,8 +84,8 @@ def check(communicator: Communicator) -> None:
                 first, other = communicator.instances[0], communicator.instances[index]
                 logger.warning(
                     "The sampler %s draws one order on instance %d and another one on instance %d: "
-                    "what they read overlaps, and other elements are never read. Give it the same "
-                    "seed on every instance, or use a sampler of torch without a generator",
+                    "some elements are read more than once, and others never. Give the sampler the "
+                    "same seed on every instance, or use a sampler of torch without a generator",
                     own.sampler,
                     first,
                     other,

@@ -114,7 +114,9 @@ def test_what_is_refused(out, capsys):
     assert refused(capsys, "none").startswith("none: No such file or directory; expected")
     assert "did you mean" in refused(capsys, "--stat", "failed")
     assert "expected a number of seconds" in refused(capsys, "out", "--since", "x")
-    assert refused(capsys, "out", "--yes") == "--yes is for --remove-older: give both, or none"
+    assert refused(capsys, "out", "--yes") == (
+        "--yes is only used with --remove-older: give both, or neither"
+    )
     assert refused(capsys, "out", "--remove-older", "1s", "--limit", 3) == (
         "--remove-older and --limit exclude one another: give one"
     )

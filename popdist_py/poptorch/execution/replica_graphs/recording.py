@@ -325,7 +325,7 @@ class _Recorder(TorchDispatchMode):
                 an operation may have overwritten such constants.
         """
         if not self._is_fixed([self.node_of(tensor)]) or self._are_constants_changed:
-            raise RuntimeError("what NumPy does with a tensor is no operation of torch")
+            raise RuntimeError("an operation of NumPy on a tensor is not an operation of torch")
 
     def _is_fixed(self, nodes: Sequence[fx.Node]) -> bool:
         return all(node in self._fixed for node in nodes)
