@@ -92,10 +92,11 @@ def test_the_launcher_runs_records_and_reports_a_job(run, light, tmp_path):
             state = run("poprun-py", "--status", job.pid)
         finally:
             (tmp_path / "go").touch()
-        output, errors = job.communicate(timeout=30)
+        # communicate() would lose a second line that readline() has read ahead.
+        output, errors = job.stdout.read(), job.stderr.read()
     assert (state.returncode, state.stderr) == (0, "")
     assert "2 instances" in state.stdout
-    assert job.returncode == 0, errors
+    assert job.wait(30) == 0, errors
     assert sorted(line.rpartition(":")[2] for line in (first + output).splitlines()) == [
         "instance 0", "instance 1",
     ]  # fmt: skip

@@ -128,7 +128,8 @@ def test_what_cannot_be_written_at_the_end_is_kept(poprun, script, tmp_path):
     code = "import os, popdist_py\nwith popdist_py.span('a'): os.rmdir('there')\n"
     done = poprun("--timeline=there/t.json", sys.executable, script(code))
     assert done.returncode == 0
-    (command,) = re.findall(r"cannot be written .*; python (-m .*) makes it of", done.stderr)
+    told = r"cannot be written .*; python (-m .*) makes the timeline from"
+    (command,) = re.findall(told, done.stderr)
     merge = [sys.executable, *shlex.split(command), "-o", "t.json"]
     subprocess.run(merge, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
     assert query(tmp_path / "t.json", "SELECT name FROM slice") == [("a",)]

@@ -43,7 +43,7 @@ def console():
             merging,
             "merge_files",
             "the timeline is not written: interrupted; python -m popdist_py.timeline "
-            "{run}/attempt-1/spans makes it of the spans there",
+            "{run}/attempt-1/spans makes the timeline from the spans there",
         ),
     ],
 )
@@ -133,7 +133,10 @@ def test_without_a_folder_the_spans_are_kept_only_if_no_trace_is_made_of_them(
     assert [each.exists() for each in kept] == [is_interrupted]
     if is_interrupted:
         names = " ".join(str(kept[0] / folder.name) for folder in folders)
-        assert f"popdist_py.timeline {names} makes it of the spans" in console.of("warn")[0]
+        assert (
+            f"popdist_py.timeline {names} makes the timeline from the spans"
+            in console.of("warn")[0]
+        )
         assert (kept[0] / folders[1].name / "instance-0.ended").exists()
         shutil.rmtree(kept[0])
 
