@@ -297,7 +297,7 @@ def _load_plan(config: LaunchConfig) -> LaunchPlan:
     if config.program:
         raise UsageError(
             f"{config.named('from_plan')} and the program {config.program[0]!r} exclude one "
-            "another: the plan names its program"
+            "another: the plan contains its program; leave out the program"
         )
     text = read_text_file(config.from_plan, config.named("from_plan"))
     try:

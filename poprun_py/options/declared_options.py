@@ -126,8 +126,8 @@ class DeclaredOptions:
     host_subnet: str | None = _hosts(None, TEXT,
         "Network interface, or subnet in CIDR notation, for the traffic between hosts.")
     ssh_args: str | None = _hosts(None, TEXT,
-        "Arguments of every ssh command, such as '-p 2222 -i KEY'; an argument must not contain"
-        " blanks.")
+        "Arguments of every ssh command, separated by blanks, such as '-p 2222 -i KEY'. A single"
+        " argument must not contain a blank.")
     ssh_config: str | None = _hosts(None, PATH,
         "ssh configuration file to use instead of ~/.ssh/config.")
     check: bool = _hosts(False, FLAG,
@@ -169,7 +169,7 @@ class DeclaredOptions:
         "Whether to share cores if other jobs hold too many. yes: share. no: do not start. auto:"
         " share, unless --cores-per-instance or --reserve-cores asks for cores.")
     hardware: str | None = _placement(None, PATH,
-        "Plan for the machine in this file, which --print-hardware=json wrote.")
+        "Make the plan for another machine, described in this file by --print-hardware=json.")
     hardware_root: str | None = _placement(None, PATH,
         "Plan for the machine whose sys/ and proc/ were copied to this folder.")
 
@@ -264,8 +264,8 @@ class DeclaredOptions:
         "Maximum number of restarts after failures; the pauses before them are 1, 2, 4, ... s.")
     memory_checkpoints: bool = _supervision(False, FLAG,
         "Keep the newest state of the training in memory, and restart from this state after"
-        " failures (see max_restarts). If the training has made progress, the restart has no"
-        " pause.")
+        " failures (see max_restarts). If the failed attempt has made progress, the restart"
+        " has no pause.")
     allow_fewer_hosts: bool = _supervision(False, FLAG,
         "Allow a restart without the hosts that were lost. Where too few cores are left, instances"
         " of a program with a PopTorch model run more replicas each.")

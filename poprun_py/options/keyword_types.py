@@ -65,8 +65,8 @@ class LaunchOptions(TypedDict, total=False):
     """Network interface, or subnet in CIDR notation, for the traffic between hosts."""
 
     ssh_args: str | None
-    """Arguments of every ssh command, such as '-p 2222 -i KEY'; an argument must not contain
-    blanks.
+    """Arguments of every ssh command, separated by blanks, such as '-p 2222 -i KEY'. A single
+    argument must not contain a blank.
     """
 
     ssh_config: str | PathLike[str] | None
@@ -125,7 +125,7 @@ class LaunchOptions(TypedDict, total=False):
     """
 
     hardware: str | PathLike[str] | None
-    """Plan for the machine in this file, which --print-hardware=json wrote."""
+    """Make the plan for another machine, described in this file by --print-hardware=json."""
 
     hardware_root: str | PathLike[str] | None
     """Plan for the machine whose sys/ and proc/ were copied to this folder."""
@@ -219,7 +219,7 @@ class LaunchOptions(TypedDict, total=False):
 
     memory_checkpoints: bool
     """Keep the newest state of the training in memory, and restart from this state after failures
-    (see max_restarts). If the training has made progress, the restart has no pause.
+    (see max_restarts). If the failed attempt has made progress, the restart has no pause.
     """
 
     allow_fewer_hosts: bool
