@@ -305,8 +305,7 @@ class CollectiveSettings:
             it. With None, both ways are measured, and the faster one is used.
         shared_weights: Whether the instances of a host may share one copy of the weights.
         network: The interface or CIDR of the network between the hosts, or None if unknown.
-        deterministic: Whether the results of reductions have the same bits, on whichever hosts the
-            instances are.
+        deterministic: Whether the bits of reduced floats must not depend on the hosts.
     """
 
     hang_timeout: float = 300.0
@@ -336,7 +335,7 @@ class CollectiveSettings:
             gradient_overlap=_switch(environ, GRADIENT_OVERLAP, default=None),
             shared_weights=bool(_switch(environ, SHARED_WEIGHTS, default=True)),
             network=environ.get(NETWORK) or None,
-            # PopTorch's option deterministicReduction takes every value but 1 for 0.
+            # PopTorch's option deterministicReduction also treats every value except 1 as 0.
             deterministic=environ.get(DETERMINISTIC) == "1",
         )
 
