@@ -61,7 +61,7 @@ STEPS: Final = Measure(
     "steps per second; the number of samples in a step is unknown, so it is assumed to be the "
     "same on each replica",
     "steps/s of all replicas",
-    lambda run: run.replicas / run.step_seconds if run.step_seconds else None,
+    lambda run: run.replicas / run.mean_step_seconds if run.mean_step_seconds else None,
 )
 SECONDS: Final = Measure(
     "seconds",

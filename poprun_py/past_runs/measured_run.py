@@ -50,9 +50,12 @@ class Measured:
         program: The program and its arguments, without the Python interpreter.
         hosts: The names of the hosts on which the last attempt ran.
         versions: The versions of installed software, keyed by its name.
-        samples_per_second: The sum of the median speeds of all instances.
+        samples_per_second: The sum of the speeds of all instances. The speed of an instance is
+            the number of samples of its steps, divided by the total duration of its steps.
         batch: The global batch, which is the number of samples of all instances in one step.
         step_seconds: The median duration of the steps of all instances.
+        mean_step_seconds: The mean duration of the steps of all instances; their median if only an
+            observation of the job is known.
         slowest: The slowest instance; None if no instance is much slower than the others.
         seconds: The duration of the whole run, including all its attempts.
         steps: The number of the last training step.
@@ -74,6 +77,7 @@ class Measured:
     samples_per_second: float | None = None
     batch: float | None = None
     step_seconds: float | None = None
+    mean_step_seconds: float | None = None
     p95_seconds: float | None = None
     slowest: Straggler | None = None
     seconds: float | None = None
@@ -153,7 +157,10 @@ def _with_steady_speed(made: Measured, run: RecordedRun) -> Measured | None:
     if attempt is None or not by_instance:
         return None
     seconds = [each.seconds for steps in by_instance.values() for each in steps]
-    rates = [median([s.samples / s.seconds for s in steps]) for steps in by_instance.values()]
+    rates = [
+        sum(s.samples for s in steps) / sum(s.seconds for s in steps)
+        for steps in by_instance.values()
+    ]
     batch = sum(median([s.samples for s in steps]) for steps in by_instance.values())
     worst = slowest_by_medians(
         {
@@ -166,6 +173,7 @@ def _with_steady_speed(made: Measured, run: RecordedRun) -> Measured | None:
         samples_per_second=sum(rates) if batch else None,
         batch=batch or None,
         step_seconds=median(seconds),
+        mean_step_seconds=sum(seconds) / len(seconds),
         p95_seconds=percentile(seconds, _P95),
         slowest=worst if worst.is_slow else None,
         conditions=conditions_of(attempt, by_instance),
@@ -195,6 +203,7 @@ def _with_observed_speed(made: Measured, run: RecordedRun) -> Measured | None:
                 samples_per_second=sum(each.samples_per_second for each in timed) or None,
                 batch=batch or None,
                 step_seconds=max(each.step_seconds for each in timed),
+                mean_step_seconds=max(each.step_seconds for each in timed),
                 p95_seconds=max(each.p95_seconds for each in timed),
                 loss=observed_loss if made.loss is None else made.loss,
                 conditions=replace(

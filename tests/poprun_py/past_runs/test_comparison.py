@@ -33,7 +33,8 @@ def slow(instance, own_seconds, median_seconds):
 
 
 def run(name: str = "run", **numbers) -> Measured:
-    usual = {"seconds": 10.0, "step_seconds": 0.1, "samples_per_second": 80.0, "batch": 8.0}
+    usual = {"seconds": 10.0, "samples_per_second": 80.0, "batch": 8.0}
+    usual |= {"step_seconds": 0.1, "mean_step_seconds": 0.1}
     return Measured(name=name, **{**usual, **numbers})
 
 
@@ -82,11 +83,11 @@ def test_the_measure_is_known_in_all_runs():
     silent = {"samples_per_second": None, "batch": None}
     runs = [run("a"), run("b")]
     assert compare(runs).measure == SAMPLES
-    runs = [run("a"), run("b", instances=2, replicas=2, step_seconds=0.1, **silent)]
+    runs = [run("a"), run("b", instances=2, replicas=2, **silent)]
     assert compare(runs).measure == STEPS
     # Twice the replicas in the same time.
     assert compare(runs).groups[1].speedup == pytest.approx(2)
-    none = [run(each.name, step_seconds=None, **silent) for each in runs]
+    none = [run(each.name, step_seconds=None, mean_step_seconds=None, **silent) for each in runs]
     assert compare(none).measure == SECONDS
     assert compare([none[0], replace(none[1], seconds=5.0)]).groups[1].speedup == 2
 

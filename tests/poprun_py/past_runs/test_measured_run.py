@@ -7,7 +7,7 @@ import json
 import pytest
 from support.launcher.made_runs import MadeAttempt, made_run
 
-from poprun_py.past_runs.comparison import remarks_on
+from poprun_py.past_runs.comparison import compare, remarks_on
 from poprun_py.past_runs.measured_run import Target, measure
 from poprun_py.past_runs.recorded_run import read_run, seconds_since_epoch
 from poprun_py.planning.user_program import function_program
@@ -31,6 +31,21 @@ def test_the_steady_state_leaves_out_the_first_steps(tmp_path):
     assert (found.steps, found.seconds, found.replicas) == (20, 10.0, 4)
     assert found.program == ("/home/me/train.py",)
     assert set(found.missing) == {"loss"}
+
+
+@pytest.mark.parametrize("samples", [8, 0])
+def test_a_few_long_steps_make_a_run_slower(tmp_path, samples):
+    """Each tenth step takes eleven times as long, which doubles the time of ten steps."""
+    even, uneven = (
+        measure(made_run(tmp_path, name, attempts=(attempt,)))
+        for name, attempt in (
+            ("even", MadeAttempt(steps=101, samples=samples)),
+            ("uneven", MadeAttempt(steps=101, samples=samples, every_tenth=11)),
+        )
+    )
+    assert even.step_seconds == uneven.step_seconds == pytest.approx(0.1)
+    # The first ten of the 101 steps are left out, so that 9 of 91 steps are long.
+    assert compare([even, uneven]).groups[1].speedup == pytest.approx(91 / (91 + 9 * 10))
 
 
 def test_a_function_call_is_named_without_its_folder(tmp_path):

@@ -20,11 +20,13 @@ BEGAN = 1_800_000_000.0
 class MadeAttempt:
     """An attempt that begins ``delay`` seconds after the run, with steps of ``step_seconds``.
 
-    ``own_seconds`` is the time without waiting, by instance.
+    Every tenth step takes ``every_tenth`` times as long as the others. ``own_seconds`` is
+    the time without waiting, by instance.
     """
 
     steps: int = 20
     step_seconds: float = 0.1
+    every_tenth: float = 1
     samples: int = 8
     delay: float = 1.0
     first_step: int = 1
@@ -81,6 +83,11 @@ def made_run(
 
 def _write_attempt(folder: Path, attempt: MadeAttempt, instances: int) -> None:
     folder.mkdir()
+    # The first step also compiles.
+    factors = [
+        50 if index == 0 else attempt.every_tenth if (index + 1) % 10 == 0 else 1
+        for index in range(attempt.steps)
+    ]
     records = []
     for instance in range(instances):
         for index in range(attempt.steps):
@@ -89,8 +96,7 @@ def _write_attempt(folder: Path, attempt: MadeAttempt, instances: int) -> None:
                     at=BEGAN + attempt.delay + (index + 1) * attempt.step_seconds,
                     instance=instance,
                     step=attempt.first_step + index,
-                    # The first step also compiles.
-                    seconds=attempt.step_seconds * (50 if index == 0 else 1),
+                    seconds=attempt.step_seconds * factors[index],
                     own_seconds=attempt.own_seconds.get(instance, attempt.step_seconds),
                     samples=attempt.samples,
                     loss=attempt.losses[index] if index < len(attempt.losses) else None,
