@@ -24,18 +24,18 @@ usage: python -m popdist_py [OPTIONS] PROGRAM [ARGUMENTS]
        python -m popdist_py [OPTIONS] -c CODE [ARGUMENTS]
        python -m popdist_py --install-names | --remove-names
 
-Runs `python PROGRAM`, where import poptorch, popdist, horovod and popart find the
-emulation of popdist_py. A program that imports poptorch runs as on an Mk2: a model
-that does not fit into an Mk2's memory is refused. With POPDIST_IPU_MEMORY=warn it runs,
-and a warning says how much memory it lacks.
+Runs `python PROGRAM`. The program can import poptorch, popdist, horovod and popart, which
+popdist_py emulates. For a program that imports poptorch, the emulated IPU is an Mk2. A model
+that does not fit into the memory of an Mk2 raises an error. With POPDIST_IPU_MEMORY=warn,
+such a model runs, and a warning states the missing memory.
 
 options:
---sdk-names auto|yes      auto (the default): replace packages that are not installed;
-                          yes: replace installed packages too
---ipu-model mk1|mk2|bow   use this IPU, also for programs that import popdist_py.poptorch
+--sdk-names auto|yes      auto (the default): emulate packages that are not installed;
+                          yes: emulate installed packages too
+--ipu-model mk1|mk2|bow   emulate this IPU, also for programs that import popdist_py.poptorch
 
---install-names           give the names to every program of this Python environment
---remove-names            take them away again
+--install-names           install the emulated packages in this Python environment
+--remove-names            remove the packages that --install-names has installed
 """
 # The environment variable that each option sets, and the values that the option accepts.
 _OPTIONS = {
@@ -61,15 +61,15 @@ def main() -> int:
         variable, values = _OPTIONS.get(option, ("", ()))
         if value not in values:
             return _refuse(
-                f"{f'{option} {value}'.rstrip()}: expected --sdk-names auto or yes, --ipu-model "
-                "mk1, mk2 or bow, --install-names, --remove-names or --help; the options of the "
-                "program stand behind it"
+                f"invalid option {f'{option} {value}'.rstrip()}: expected --sdk-names auto or yes, "
+                "--ipu-model mk1, mk2 or bow, --install-names, --remove-names or --help. Write "
+                "options of the program after the program"
             )
         given[variable] = value
     if sys.flags.ignore_environment or sys.flags.no_site:
         return _refuse(
-            "Python's options -E, -I and -S keep it from looking for the SDK's names: leave them "
-            "out, or give the names to the environment with --install-names"
+            "Python's options -E, -I and -S prevent the import of the emulated packages. Omit "
+            "these options, or install the packages with python -m popdist_py --install-names"
         )
     os.environ.update(_variables(given))
     return os.execv(sys.executable, [sys.executable, *_options_of_python(), *arguments])

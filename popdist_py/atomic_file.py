@@ -75,7 +75,7 @@ def write_whole(path: Path, text: str) -> None:
     """
     if not path.parent.exists():
         # Without this check, the error would name the temporary file, which the user does not know.
-        raise FileNotFoundError(errno.ENOENT, f"there is no folder {path.parent}")
+        raise FileNotFoundError(errno.ENOENT, f"the folder {path.parent} does not exist")
     with replaced_at_end(path, private=True) as partial:
         partial.write_text(text, encoding="utf-8", errors="backslashreplace")
 

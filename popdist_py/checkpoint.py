@@ -64,7 +64,7 @@ class Checkpoints:
     def __init__(self, folder: str | os.PathLike[str], keep: int = 3) -> None:
         keep = _whole_number("keep", keep)
         if keep < 1:
-            raise ValueError(f"keep={keep}: at least 1 checkpoint has to be kept")
+            raise ValueError(f"keep={keep}: expected a number of checkpoints, at least 1")
         self.folder = Path(folder)
         self._keep = keep
 
@@ -84,7 +84,7 @@ class Checkpoints:
         # The step must be an integer, because a file name with a float would not match _NAME.
         step = _whole_number("step", step)
         if step < 0:
-            raise ValueError(f"step={step}: the number of steps done is expected")
+            raise ValueError(f"step={step}: expected the number of training steps done")
         with activities.doing(activities.SAVING, "save"):
             return self._write(step, data)
 
@@ -99,8 +99,8 @@ class Checkpoints:
                 os.fsync(file.fileno())
         except FileNotFoundError:
             raise FileNotFoundError(
-                f"{partial} vanished while it was written: another job saves to {self.folder}; "
-                "give each job a folder of its own"
+                f"{partial} was removed during writing, because another job saves to "
+                f"{self.folder}. Use a separate folder for each job"
             ) from None
         except OSError as error:
             if error.filename is None:  # for a full disk, Python's error does not contain a path
@@ -170,7 +170,7 @@ def _whole_number(name: str, value: int) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise TypeError(f"{name}={value!r}: a whole number is expected, as int() gives") from None
+        raise TypeError(f"{name}={value!r}: expected an integer, such as int({name})") from None
 
 
 def _remove(path: Path) -> None:

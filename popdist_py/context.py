@@ -121,8 +121,8 @@ def _warn_of_other_processes() -> None:
             import logging
 
             logging.getLogger("popdist").warning(
-                "MPI started %s processes without poprun-py, which do not know of each other: each "
-                "of them is instance 0 of 1. Start the program with poprun-py -n %s",
+                "MPI started %s processes without poprun-py. The processes are not connected: each "
+                "process is instance 0 of 1. Start the program with poprun-py -n %s",
                 os.environ[size], os.environ[size],
             )  # fmt: skip
             return
@@ -163,9 +163,9 @@ def _join_over_mpi(instance: InstanceEnvironment, settings: CollectiveSettings) 
         instance.num_instances,
     ):
         raise WireError(
-            f"MPI says rank {world.instance_index} of {world.num_instances}, the launcher said "
-            f"instance {instance.instance_index} of {instance.num_instances}: start the program "
-            "with poprun-py, or unset the POPDIST_* variables"
+            f"MPI reports rank {world.instance_index} of {world.num_instances}, but the POPDIST_* "
+            f"variables describe instance {instance.instance_index} of {instance.num_instances}. "
+            "Start the program with poprun-py, or unset the POPDIST_* variables"
         )
     return world
 
@@ -186,8 +186,8 @@ def communicator() -> Communicator:
     if environment().num_instances == 1:
         return SoloCommunicator()
     raise NotInitialisedError(
-        "popdist_py.init() was not called: this job has "
-        f"{environment().num_instances} instances, which must join before they communicate"
+        "popdist_py.init() was not called. In this job of "
+        f"{environment().num_instances} instances, call it before the first collective call"
     )
 
 
@@ -244,13 +244,13 @@ def execute_on_instances(
     indices = frozenset(instances) if isinstance(instances, Iterable) else None
     if indices is None or not callable(func):
         raise TypeError(
-            f"execute_on_instances({instances!r}, {func!r}): expected the indices of instances, "
+            f"execute_on_instances({instances!r}, {func!r}): expected a set of instance indices, "
             "such as {0}, and a function"
         )
     instance = environment()
     if indices and indices.isdisjoint(range(instance.num_instances)):
         raise ValueError(
-            f"execute_on_instances({instances!r}, ...): no instance has one of these indices; this "
+            f"execute_on_instances({instances!r}, ...): no instance has one of these indices. The "
             f"job has {_counted(instance.num_instances)}"
         )
     if instance.instance_index not in indices:

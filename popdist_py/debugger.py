@@ -53,8 +53,8 @@ def breakpoint(instance: int = 0, *, header: str | None = None) -> None:
     elif DEBUGGER not in os.environ:
         if is_here:
             _tell(
-                "popdist_py.breakpoint() goes on: there is no keyboard for the debugger; start "
-                "poprun-py from a terminal, without < or |"
+                "popdist_py.breakpoint() opens no debugger, because poprun-py was not started from "
+                "a terminal; start poprun-py from a terminal, without < or |"
             )
         return
     elif is_here:
@@ -63,7 +63,7 @@ def breakpoint(instance: int = 0, *, header: str | None = None) -> None:
             debugger.open()
         except OSError as error:
             _ask("leave", _num_calls)
-            _tell(f"popdist_py.breakpoint() goes on: no terminal for the debugger: {error}")
+            _tell(f"popdist_py.breakpoint() cannot open a terminal for the debugger: {error}")
             return
     else:
         _ask("wait", _num_calls, instance)

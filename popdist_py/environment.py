@@ -235,8 +235,8 @@ class InstanceEnvironment:
     def _require_uniform(self) -> None:
         if not self.uniform_replicas:
             raise WireError(
-                f"{UNIFORM_REPLICAS} is not set: the instance index and count are only known "
-                "when every instance has the same number of replicas"
+                f"{UNIFORM_REPLICAS} is not 1, so the index and the number of instances are "
+                "unknown: they are known only if every instance has the same number of replicas"
             )
 
     def to_environ(self) -> dict[str, str]:
@@ -275,8 +275,10 @@ class InstanceEnvironment:
         if offset + local > total or (uniform and (total % local or offset % local)):
             raise WireError(
                 f"{NUM_TOTAL_REPLICAS}={total}, {NUM_LOCAL_REPLICAS}={local} and "
-                f"{REPLICA_INDEX_OFFSET}={offset} contradict one another: the local replicas must "
-                "divide the total and the offset must be a multiple of them"
+                f"{REPLICA_INDEX_OFFSET}={offset} contradict one another. "
+                f"{NUM_LOCAL_REPLICAS} + {REPLICA_INDEX_OFFSET} must be at most "
+                f"{NUM_TOTAL_REPLICAS}. If {UNIFORM_REPLICAS} is 1, {NUM_LOCAL_REPLICAS} must also "
+                "divide the other two values"
             )
         return cls(
             num_total_replicas=total,
@@ -328,7 +330,9 @@ class CollectiveSettings:
         except ValueError:
             seconds = -1.0
         if not seconds >= 0:
-            raise WireError(f"{HANG_TIMEOUT}={text!r}: a number of seconds is expected; 0 = never")
+            raise WireError(
+                f"{HANG_TIMEOUT}={text!r}: expected a number of seconds; 0 means no limit"
+            )
         return cls(
             hang_timeout=seconds or float("inf"),
             shared_memory=bool(_switch(environ, SHARED_MEMORY, default=True)),
@@ -344,7 +348,7 @@ def _switch(environ: Mapping[str, str], name: str, *, default: bool | None) -> b
     """Convert a variable from 0 or 1 to a bool; return ``default`` if it is absent or empty."""
     text = environ.get(name, "")
     if text not in ("", "0", "1"):
-        raise WireError(f"{name}={text!r}: 0 or 1 is expected")
+        raise WireError(f"{name}={text!r}: expected 0 or 1")
     return default if text == "" else text == "1"
 
 
@@ -357,13 +361,13 @@ def _integer(
         if default is not None:
             return default
         raise WireError(
-            f"{name} is not set although {NUM_TOTAL_REPLICAS} is: start the program with "
-            "poprun-py, or unset the POPDIST_* variables to run it alone"
+            f"{name} is not set, but {NUM_TOTAL_REPLICAS} is set. Start the program with "
+            "poprun-py, or unset all POPDIST_* variables to run the program alone"
         )
     try:
         value = int(text)
     except ValueError:
         value = minimum - 1
     if value < minimum:
-        raise WireError(f"{name}={text!r}: a whole number of at least {minimum} is expected")
+        raise WireError(f"{name}={text!r}: expected an integer of at least {minimum}")
     return value

@@ -232,9 +232,9 @@ def resume(step: int) -> None:
     try:
         step = operator.index(step)
     except TypeError:
-        raise TypeError(f"step={step!r}: the number of training steps done is expected") from None
+        raise TypeError(f"step={step!r}: expected the number of training steps done") from None
     if step < 0:
-        raise ValueError(f"step={step}: the number of training steps done is expected")
+        raise ValueError(f"step={step}: expected the number of training steps done")
     global _num_automatic
     words = _words or _open()
     _num_automatic = 0

@@ -57,7 +57,9 @@ def load(name: str) -> None:
     from importlib import util
 
     if os.environ.get("POPDIST_SDK_NAMES") == "no":
-        raise ModuleNotFoundError(f"No module named {name!r} (--sdk-names no)", name=name)
+        raise ModuleNotFoundError(
+            f"No module named {name!r} (turned off by --sdk-names no)", name=name
+        )
     folder = _SDK_NAMES / name
     spec = util.spec_from_file_location(
         name, folder / "__init__.py", submodule_search_locations=[str(folder)]
@@ -81,7 +83,9 @@ def install(site: Path, version: str) -> list[str]:
     """
     found = _found_packages()
     if "popdist_py" not in found:
-        raise InstallError("not installed in this environment; first run: pip install poprun-py")
+        raise InstallError(
+            "poprun-py is not installed in this environment. First run: pip install poprun-py"
+        )
     taken = {name: found[name] for name in NAMES if name in found and not _is_ours(found[name])}
     taken |= {
         name: str(site / name)
@@ -89,17 +93,19 @@ def install(site: Path, version: str) -> list[str]:
         if name not in found and _has_other_content(site / name)
     }
     free = [name for name in NAMES if name not in taken]
-    others = [f"{name} stays as it is: another package is in {taken[name]}" for name in taken]
+    others = [
+        f"{name} was not installed, because another package is in {taken[name]}" for name in taken
+    ]
     if not free:
         raise InstallError(
-            f"{'; '.join(others)}; uninstall these packages first, or use poprun-py --sdk-names yes"
+            f"{'; '.join(others)}. Uninstall these packages first, or use poprun-py --sdk-names yes"
         )
     try:
         _remove_files(site)
         _write(site, _contents(free, version))
     except OSError as error:
         raise _not_writable(error) from None
-    return [f"wrote {', '.join(free)} to {site} (pip knows them as {DISTRIBUTION})", *others]
+    return [f"installed {', '.join(free)} in {site} (pip lists them as {DISTRIBUTION})", *others]
 
 
 def remove(site: Path) -> list[str]:
@@ -115,8 +121,10 @@ def remove(site: Path) -> list[str]:
     except OSError as error:
         raise _not_writable(error) from None
     said = [f"removed {', '.join(removed)} from {site}"] if removed else []
-    said += [f"{path} stays: it was changed after it was written" for path in changed]
-    return said or [f"nothing to remove: {site} has no names of the emulation"]
+    said += [
+        f"{path} was not removed, because it was changed after its installation" for path in changed
+    ]
+    return said or [f"nothing to remove: {site} does not contain packages of the emulation"]
 
 
 # --- what is in the environment ------------------------------------------------------------------
@@ -130,7 +138,7 @@ def _found_packages() -> dict[str, str]:
     words = [sys.executable, "-I", "-c", _PROBE, "popdist_py", *NAMES]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise InstallError(f"{sys.executable} does not start: {done.stderr.strip()[-300:]}")
+        raise InstallError(f"cannot start {sys.executable}: {done.stderr.strip()[-300:]}")
     found: dict[str, str] = json.loads(done.stdout)
     return found
 
@@ -225,5 +233,6 @@ def _remove_empty(folder: Path) -> None:
 
 def _not_writable(error: OSError) -> InstallError:
     return InstallError(
-        f"{error.filename}: {error.strerror}; use an environment of your own (python -m venv)"
+        f"cannot change {error.filename}: {error.strerror}. Use your own environment "
+        "(python -m venv)"
     )

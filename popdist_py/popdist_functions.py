@@ -76,7 +76,9 @@ def getDeviceId(ipusPerReplica: int = 0) -> int:
         ValueError: ``ipusPerReplica`` is negative.
     """
     if ipusPerReplica < 0:
-        raise ValueError(f"getDeviceId({ipusPerReplica}): expected 0, or the IPUs of one replica")
+        raise ValueError(
+            f"getDeviceId({ipusPerReplica}): expected the number of IPUs per replica, or 0"
+        )
     instance = context.environment()
     width = ipusPerReplica or instance.num_ipus_per_replica
     return device_id(
@@ -102,8 +104,8 @@ def registerBackend(path: str) -> None:
         PopdistError: Every call raises this error.
     """
     raise PopdistError(
-        f"registerBackend({path!r}): the emulation has one backend, MPI; leave the call out, or "
-        "use registerDefaultBackend()"
+        f"registerBackend({path!r}): MPI is the only backend of the emulation. Remove the call, or "
+        "call registerDefaultBackend()"
     )
 
 

@@ -75,7 +75,7 @@ def global_share(
     _check(num_elements, num_processes, process, step)
     if rows < 1 or step % rows:
         raise ValueError(
-            f"a step of {step} does not consist of blocks of {rows}: expected rows >= 1"
+            f"step={step} must be a multiple of rows={rows}, and rows must be at least 1"
         )
     rest = num_elements % (step * num_processes)
     whole = num_elements - rest
@@ -139,8 +139,8 @@ def _check(num_elements: int, num_processes: int, process: int, step: int) -> No
     if num_elements < 0 or step < 1 or not 0 <= process < num_processes:
         raise ValueError(
             f"cannot shard {counted(num_elements, 'element')} in steps of {step} for process "
-            f"{process} of "
-            f"{num_processes}: expected elements >= 0, step >= 1 and 0 <= process < processes"
+            f"{process} of {num_processes}: expected num_elements >= 0, step >= 1 and "
+            "0 <= process < num_processes"
         )
 
 

@@ -63,11 +63,11 @@ def check_dtype(op: AnyReduceOp, dtype: np.dtype[Any]) -> None:
     if dtype.kind not in "biufc" and dtype != BFLOAT16:
         raise TypeError(f"dtype {dtype}: expected booleans, integers or floats")
     if op in _OF_BITS and dtype.kind not in "biu":
-        raise TypeError(f"op={op!r} of {dtype_name(dtype)}: expected booleans or integers")
+        raise TypeError(f"dtype {dtype_name(dtype)}: op={op!r} needs booleans or integers")
     # The mean may be a fraction, which an array of integers or booleans cannot hold.
     if op == "mean" and dtype.kind in "biu":
         raise TypeError(
-            f"op='mean' of {dtype}: expected floats; reduce with 'sum' and divide the result"
+            f"dtype {dtype}: op='mean' needs floats. Use op='sum' and divide the result"
         )
 
 

@@ -194,6 +194,7 @@ os.register_at_fork(after_in_child=_begin_child)
 
 def _forked_error(parent: int) -> ForkedProcessError:
     return ForkedProcessError(
-        f"process {os.getpid()} was forked from process {parent}, an instance of the job, and "
-        "cannot make collective calls: let it return its result to that process, which can"
+        f"process {os.getpid()} cannot make collective calls, because it was forked from process "
+        f"{parent}, an instance of the job. Return the data to process {parent}, and make the "
+        "collective call there"
     )

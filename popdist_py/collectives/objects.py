@@ -142,7 +142,7 @@ def _verified(data: memoryview, instance: int, call: Signature) -> memoryview:
     signature, data = data[:_SIGNATURE_BYTES], data[_SIGNATURE_BYTES:]
     if not hmac.compare_digest(signature, hmac.digest(secret, data, _HASH)):
         raise ForgedObjectError(
-            f"{call}: the object received for instance {instance} was not sent by this job, and "
-            "was not loaded: another program writes to the job's connections"
+            f"{call}: the object that was received for instance {instance} was not sent by this "
+            "job, so it was not unpickled. Another program writes to the job's connections"
         )
     return data

@@ -76,14 +76,14 @@ class Names:
     shows_index: bool = True
 
     def of(self, *indices: int) -> str:
-        """Return a text that names these members, such as "ranks 4 (1 of the group), 5"."""
+        """Return the names of members, such as "ranks 4 (rank 1 of the group), 5"."""
         return f"{plural(self.noun, len(indices))} {', '.join(map(self._number, indices))}"
 
     def _number(self, index: int) -> str:
         number = index if self.numbers is None else self.numbers[index]
         if number == index or not self.shows_index:
             return str(number)
-        return f"{number} ({index} of the group)"
+        return f"{number} ({self.noun} {index} of the group)"
 
 
 INSTANCES = Names()
@@ -127,8 +127,7 @@ def misfit(
     """
     return CollectiveMismatchError(
         f"{call}: {names.of(sender)} sends {counted(sent, 'byte')} to {names.of(receiver)}, "
-        "which expects "
-        f"{expected}"
+        f"which expects {counted(expected, 'byte')}"
     )
 
 

@@ -132,9 +132,9 @@ class WaitLimits:
         """
         limit = f"within {self.call_timeout:g} s ({self.names.time_limit})"
         if not missing:
-            text = f"all {self.names.noun}s arrived, but did not end {limit}"
+            text = f"all {self.names.noun}s made this call, but did not finish it {limit}"
         else:
-            text = f"{self.names.of(*sorted(missing))} did not arrive {limit}"
+            text = f"{self.names.of(*sorted(missing))} did not make this call {limit}"
         return InstanceLostError(f"{call}: {text}")
 
     def host_error(self, instance: int, call: object, *, is_silent: bool) -> InstanceLostError:
@@ -147,8 +147,8 @@ class WaitLimits:
         """
         lost = self.names.of(instance)
         if not is_silent:
-            return InstanceLostError(f"{call}: {lost} was lost on another host")
+            return InstanceLostError(f"{call}: {lost} on another host was lost")
         return InstanceLostError(
-            f"{call}: no answer from {lost} on another host for {SILENT_SECONDS} s: that host is "
-            "down, or the network between it and this one"
+            f"{call}: no answer from {lost} on another host for {SILENT_SECONDS} s: the other host "
+            "is down, or the network to the other host is down"
         )

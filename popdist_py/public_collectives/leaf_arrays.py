@@ -18,8 +18,8 @@ from popdist_py.collectives.arithmetic import BFLOAT16, Array, check_dtype, dtyp
 from popdist_py.collectives.overlaps import elements_overlap
 
 _REDUCIBLE = "expected a number, an array or a tensor"
-_OVERLAPPING = "whose elements share memory, as after expand() or as_strided(): give a "
-_MOVABLE_TENSORS = "expected a dense one of booleans, integers, or floats of 16 bits or more"
+_OVERLAPPING = "whose elements share memory, as after expand() or as_strided(): pass its "
+_MOVABLE_TENSORS = "expected a dense tensor of booleans, integers, or floats of 16 bits or more"
 
 
 # Pairs of an operation and a dtype that ``check_dtype`` has already accepted.
@@ -53,7 +53,7 @@ class Leaf(NamedTuple):
         if self.array is None:
             return str(self.refusal)
         if self.same_as is not None:
-            return f"the memory of {self.same_as}"
+            return f"the same memory as {self.same_as}"
         dtype = dtype_name(self.array.dtype)
         return f"a number ({dtype})" if self.is_number else f"{dtype} of shape {self.array.shape}"
 
@@ -142,7 +142,8 @@ def marking_repeats(given: Iterable[tuple[str, Leaf]]) -> list[tuple[str, Leaf]]
 
 def _overlap(path: str) -> ValueError:
     return ValueError(
-        f"an array that overlaps {path}, and would be reduced twice: give a copy of it"
+        f"an array that overlaps {path} in memory, so the common elements would be reduced twice: "
+        "pass a copy of the array"
     )
 
 
@@ -210,15 +211,15 @@ def _of_number(x: Any, op: ReduceOp) -> Leaf:
     try:
         array = np.array([x], dtype)
     except OverflowError:
-        return _refused(ValueError("an int of more than 64 bits: give a float"))
+        return _refused(ValueError("an int of more than 64 bits: pass a float"))
     return Leaf(array, lambda: array[0] if is_numpys else array[0].item(), is_number=True)
 
 
 def _of_array(x: Array, *, needs_writing: bool) -> Leaf:
     if needs_writing and not x.flags.writeable:
-        return _refused(ValueError("a read-only array: give a copy of it"))
+        return _refused(ValueError("a read-only array: pass a copy of the array"))
     if x.dtype.hasobject:
-        return _refused(TypeError("an array of Python objects: expected numbers"))
+        return _refused(TypeError("an array of Python objects: expected an array of numbers"))
     if x.flags.c_contiguous:
         return Leaf(x, lambda: x)
     if needs_writing and elements_overlap(x.shape, [stride // x.itemsize for stride in x.strides]):
@@ -239,7 +240,7 @@ def _of_tensor(x: Any, *, needs_writing: bool) -> Leaf:
         contiguous = detached.cpu().resolve_conj().resolve_neg().contiguous()
         array = _array_of(contiguous)
     except (RuntimeError, TypeError):
-        what = f"a tensor of {x.dtype}, {x.layout} on {x.device}"
+        what = f"a tensor of {x.dtype} with layout {x.layout} on device {x.device}"
         return _refused(TypeError(f"{what}: {_MOVABLE_TENSORS}"))
     is_copy = needs_writing and contiguous.data_ptr() != detached.data_ptr()
     if is_copy and elements_overlap(detached.shape, detached.stride()):

@@ -91,8 +91,9 @@ def _create(store: Any, rank: int, size: int, timeout: timedelta) -> PopdistProc
         from popdist_py.errors import PopdistError
 
         raise PopdistError(
-            f"the back end popdist needs torch {_OLDEST_TORCH} or newer, and this is torch "
-            f"{torch.__version__}; name gloo (--torch-backend gloo), or install a newer torch"
+            f"the back end popdist needs torch {_OLDEST_TORCH} or newer, but torch "
+            f"{torch.__version__} is installed. Install a newer torch, or use the back end gloo "
+            "(poprun-py --torch-backend gloo)"
         )
     from popdist_py.torch_backend.process_group import PopdistProcessGroup
 

@@ -43,13 +43,13 @@ def check_tensors(call: str, tensors: Sequence[torch.Tensor]) -> None:
         ArgumentError: The list is empty, or a tensor is not a dense CPU tensor.
     """
     if not tensors:
-        raise ArgumentError(f"{call}: requires non-empty tensor list")
+        raise ArgumentError(f"{call}: requires non-empty tensor list, got no tensor")
     for tensor in tensors:
         if not has_array(tensor):
             raise ArgumentError(
-                f"{call}: only supports dense CPU tensors, got one of {tensor.layout} of "
-                f"{tensor.dtype} on {tensor.device}; move it with tensor.cpu(), or use another "
-                "back end for its device"
+                f"{call}: only supports dense CPU tensors, got a tensor of layout {tensor.layout} "
+                f"and dtype {tensor.dtype} on device {tensor.device}. Call tensor.to_dense() and "
+                f"tensor.cpu(), or use a back end for the device {tensor.device}"
             )
 
 
@@ -62,9 +62,9 @@ def check_written(call: str, tensors: Sequence[torch.Tensor]) -> None:
     for tensor in tensors:
         if has_overlap(tensor):
             raise ArgumentError(
-                f"{call}: got a tensor of shape {tuple(tensor.shape)} and strides "
-                f"{tensor.stride()}, whose elements share memory, as after expand() or "
-                "as_strided(), and cannot receive a result: give a clone()"
+                f"{call}: cannot write the result to a tensor of shape {tuple(tensor.shape)} and "
+                f"strides {tensor.stride()}, because several elements of the tensor share memory, "
+                "as after expand() or as_strided(). Pass tensor.clone()"
             )
 
 
@@ -79,8 +79,9 @@ def check_reduced(call: str, tensors: Sequence[torch.Tensor]) -> None:
     if overlap is not None:
         first, second = overlap
         raise ArgumentError(
-            f"{call}: the tensors {first} and {second} of the call overlap in memory, and would be "
-            f"reduced twice there: give a clone() of tensor {second}"
+            f"{call}: the tensors at index {first} and index {second} of the list overlap in "
+            "memory, so the common elements would be reduced twice. Pass a clone() of the tensor "
+            f"at index {second}"
         )
 
 
@@ -91,7 +92,9 @@ def check_single(call: str, what: str, values: Sequence[object]) -> None:
         ArgumentError: The list is empty or has several values.
     """
     if len(values) != 1:
-        raise ArgumentError(f"{call}: requires a single-element {what} list, got {len(values)}")
+        raise ArgumentError(
+            f"{call}: requires a single-element {what} list, got {counted(len(values), 'element')}"
+        )
 
 
 def check_list(call: str, what: str, tensors: Sequence[object], size: int) -> None:
@@ -121,12 +124,14 @@ def check_like(
         if tensor.dtype != like.dtype:
             raise ArgumentError(
                 f"{call}: invalid tensor type at index {index} "
-                f"(expected {like.dtype}, got {tensor.dtype})"
+                f"(expected {like.dtype}, got {tensor.dtype}). All tensors of the call must have "
+                "the same dtype"
             )
         if not any_size and tensor.numel() != like.numel():
             raise ArgumentError(
                 f"{call}: invalid tensor size at index {index} "
-                f"(expected {tuple(like.shape)}, got {tuple(tensor.shape)})"
+                f"(expected shape {tuple(like.shape)}, got shape {tuple(tensor.shape)}). All "
+                "tensors of the call must have the same number of elements"
             )
 
 
@@ -140,8 +145,8 @@ def check_multiple(call: str, whole: torch.Tensor, part: torch.Tensor, size: int
     if whole.numel() != size * part.numel():
         raise ArgumentError(
             f"{call}: input tensor size must be equal to world_size times output tensor size, or "
-            f"the other way round: got {tuple(whole.shape)} for {counted(size, 'rank')} with "
-            f"{tuple(part.shape)}"
+            f"the other way round. Got a tensor of shape {tuple(whole.shape)} for all "
+            f"{counted(size, 'rank')}, and a tensor of shape {tuple(part.shape)} for one rank"
         )
 
 
@@ -152,7 +157,9 @@ def check_root(call: str, root: int, size: int) -> None:
         ArgumentError: The rank is out of range.
     """
     if not 0 <= root < size:
-        raise ArgumentError(f"{call}: invalid root rank: {root}, expected 0 to {size - 1}")
+        raise ArgumentError(
+            f"{call}: invalid root rank: {root}, expected a rank from 0 to {size - 1}"
+        )
 
 
 def row_of_root(
@@ -172,7 +179,9 @@ def row_of_root(
     """
     if size == 0:
         if rows and rows[0]:
-            raise ArgumentError(f"{call}: requires empty {what} on non-root")
+            raise ArgumentError(
+                f"{call}: requires empty {what} on non-root: only the root passes {what} tensors"
+            )
         return []
     check_single(call, what, rows)
     check_list(call, what, rows[0], size)
@@ -194,15 +203,18 @@ def blocks(call: str, tensor: torch.Tensor, sizes: Sequence[int], count: int) ->
         if tensor.dim() == 0 or length % count:
             raise ArgumentError(
                 f"{call}: Tensor's dim 0 does not divide equally across group size: "
-                f"got {tuple(tensor.shape)} for {counted(count, 'rank')}"
+                f"got a tensor of shape {tuple(tensor.shape)} for {counted(count, 'rank')}. Pass "
+                "split sizes"
             )
         sizes = [length // count] * count
     if len(sizes) != count:
         raise ArgumentError(
-            f"{call}: Number of tensor splits not equal to group size: {len(sizes)}, not {count}"
+            f"{call}: Number of tensor splits not equal to group size: got "
+            f"{counted(len(sizes), 'split size')} for {counted(count, 'rank')}"
         )
     if sum(sizes) != length or min(sizes) < 0:
         raise ArgumentError(
-            f"{call}: Split sizes doesn't match total dim 0 size: {list(sizes)} of {length}"
+            f"{call}: Split sizes doesn't match total dim 0 size: got the split sizes "
+            f"{list(sizes)} for a first dimension of {length}"
         )
     return list(tensor.split(list(sizes)))

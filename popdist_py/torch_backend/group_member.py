@@ -78,7 +78,8 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
     def _get_backend(self, device: torch.device) -> GroupMember:
         if torch.device(device).type != "cpu":
             raise RuntimeError(
-                f"the back end popdist is for CPU tensors, not for those on {device}"
+                "the back end popdist supports CPU tensors only, not tensors on device "
+                f"{device}: call tensor.cpu()"
             )
         return self
 
@@ -197,7 +198,7 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
 
         The threads of the group must end before the interpreter finalizes.
         """
-        self._membership.abort("this process ends")
+        self._membership.abort("this process is exiting")
         self._leave(_SECONDS_AT_EXIT)
 
     def _leave(self, seconds: float = -1) -> None:

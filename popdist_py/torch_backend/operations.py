@@ -98,7 +98,7 @@ def _with_factor(call: str, kind: Any, reduce_op: Any) -> Operation:
     if kind != _RedOp.PREMUL_SUM or kind is reduce_op:
         accepted = ", ".join(each.torch_name for each in _OPERATIONS)
         raise ArgumentError(
-            f"{call}: Cannot use ReduceOp.{kind.name}: expected one of {accepted}, "
+            f"{call}: Cannot use ReduceOp.{kind.name}: expected the operation {accepted}, "
             "or PREMUL_SUM with a factor"
         )
     # In Python, the factor of PREMUL_SUM can be read only from the pickled state of a ReduceOp.
@@ -115,14 +115,17 @@ def _check_dtype(call: str, operation: Operation, dtype: torch.dtype) -> None:
     has_fraction = _has_fraction(dtype)
     accepted = ""
     if name.startswith(_MOVED_ONLY):
-        accepted = "a wider dtype, such as bfloat16, because this one can be sent but not reduced"
+        accepted = f"a wider dtype, such as bfloat16 ({name} can be sent, but not reduced)"
     elif operation.name in _OF_BITS and has_fraction:
-        accepted = "booleans or integers"
+        accepted = "a dtype of booleans or integers"
     elif operation.name in _ORDERED and dtype.is_complex:
-        accepted = "values with an order"
+        accepted = "a dtype whose values have an order"
     elif operation.name == "mean" and dtype is torch.bool:
-        accepted = "numbers; reduce with SUM and divide the result"
+        accepted = "a dtype of numbers. Use ReduceOp.SUM and divide the result"
     elif operation.factor is not None and not has_fraction:
-        accepted = "floats"
+        accepted = "a dtype of floats"
     if accepted:
-        raise TypeError(f"{call}: ReduceOp.{operation.torch_name} of {name}: expected {accepted}")
+        raise TypeError(
+            f"{call}: ReduceOp.{operation.torch_name} does not support the dtype {name}: expected "
+            f"{accepted}"
+        )

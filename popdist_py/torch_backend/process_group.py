@@ -100,7 +100,8 @@ class PopdistProcessGroup(GroupMember):
         """Add up the sparse tensors of all ranks."""
         if _operation("all_reduce", opts, [tensor]) is not SUM or not tensor.is_cpu:
             raise ArgumentError(
-                "all_reduce: got a sparse tensor: expected a CPU tensor and ReduceOp.SUM"
+                "all_reduce: sparse tensors are supported only on the CPU and with ReduceOp.SUM. "
+                "Call tensor.cpu() or tensor.to_dense() first"
             )
 
         return self._run("all_reduce", lambda comm: add_up(comm, tensor), [tensor], opts)

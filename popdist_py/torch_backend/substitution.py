@@ -48,9 +48,7 @@ def substitute(wanted: str) -> None:
     """
     if wanted not in TORCH_BACKENDS:
         accepted = ", ".join(TORCH_BACKENDS[:-1])
-        raise WireError(
-            f"{TORCH_BACKEND}={wanted!r}: {accepted} or {TORCH_BACKENDS[-1]} is expected"
-        )
+        raise WireError(f"{TORCH_BACKEND}={wanted!r}: expected {accepted} or {TORCH_BACKENDS[-1]}")
     names = _REPLACED.get(wanted, {})
     module: Any = dist.distributed_c10d
     original, make_group = dist.Backend.__new__, module._new_process_group_helper
@@ -89,8 +87,9 @@ def _accelerator_stays() -> bool:
     if not accelerators.is_available():
         return False
     warnings.warn(
-        "the back end popdist is for CPU tensors, and torch sees an accelerator: programs get the "
-        "back end that they name; hide it (CUDA_VISIBLE_DEVICES=) or name popdist",
+        "--torch-backend popdist has no effect, because torch finds an accelerator, and the back "
+        "end popdist supports only CPU tensors. To use popdist, hide the accelerator "
+        "(CUDA_VISIBLE_DEVICES=), or call init_process_group('popdist')",
         stacklevel=2 + _frames_of_torch(),
     )
     return True

@@ -128,8 +128,8 @@ class PopdistWork(dist.Work):
         if not self._pending.acquire(timeout=limit):
             where = self._queue.group_name() if self._queue is not None else ""
             raise WaitTimeoutError(
-                f"{self.name}{f' of {where}' if where else ''}: not complete {seconds:g} s after "
-                "wait(timeout) was called; the call continues"
+                f"{self.name}{f' of {where}' if where else ''} was not complete {seconds:g} s "
+                "after wait(timeout) was called; the call continues"
             )
         self._pending.release()
 
@@ -265,8 +265,8 @@ class CallQueue:
     def _check_outside(self, work: PopdistWork) -> None:
         if self._inside and self.is_inside:
             raise NestedCallError(
-                f"{work.name}: this thread is in another call of the group, which a signal handler "
-                "has interrupted: let the handler set a flag, and make the call afterwards"
+                f"{work.name} was called by a signal handler that has interrupted another call of "
+                f"the group: set a flag in the signal handler, and call {work.name} afterwards"
             )
 
     def close(self, last: Callable[[], None] = lambda: None, seconds: float = -1) -> None:

@@ -98,8 +98,8 @@ class LoopCheckpoints:
         for name, each in objects.items():
             if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
                 raise TypeError(
-                    f"{name}={each!r:.200}: an object with state_dict() and load_state_dict() is "
-                    "expected, such as a module or an optimizer"
+                    f"{name}={each!r:.200}: expected an object with the methods state_dict() and "
+                    "load_state_dict(), such as a module or an optimizer"
                 )
         self._files = Checkpoints(folder, keep)
         self._memory = memory_copies(folder, memory_every, os.environ)
@@ -199,9 +199,9 @@ class LoopCheckpoints:
             from_bytes(to_bytes(value))
         except Exception:
             raise TypeError(
-                f"the state_dict() of {name} holds more than a checkpoint can: {value!r:.200}; "
-                "expected tensors, numbers of Python, texts, and lists, tuples and dictionaries "
-                "of them"
+                f"the state_dict() of {name} contains values that a checkpoint cannot store: "
+                f"{value!r:.200}. Expected tensors, Python numbers, strings, and lists, tuples and "
+                "dicts of them"
             ) from None
 
     def resume(self) -> int:
@@ -266,8 +266,8 @@ def _loop_state(data: bytes, step: int, files: Checkpoints) -> dict[str, Any]:
         is_loop = False
     if not is_loop:
         raise ValueError(
-            f"checkpoint of step {step} in {files.folder} was not saved by this version of "
-            "LoopCheckpoints: give each training a folder of its own"
+            f"the checkpoint of step {step} in {files.folder} was not saved by this version of "
+            "LoopCheckpoints. Use a separate folder for each training"
         )
     return state
 

@@ -84,7 +84,7 @@ def memory_copies(
         ValueError: ``every`` is less than 1.
     """
     if every is not None and every < 1:
-        raise ValueError(f"memory_every={every}: a number of steps, at least 1, is expected")
+        raise ValueError(f"memory_every={every}: expected a number of steps, at least 1")
     if every is None:
         every = 1 if environ.get(MEMORY_CHECKPOINTS) == "1" else None
     memory = environ.get(CHECKPOINT_MEMORY)
@@ -179,8 +179,9 @@ class MemoryCopies:
             self._is_writer = False
             self._slots.remove()
             warnings.warn(
-                f"States of the training are no longer copied to memory ({error}): the training "
-                "goes on with its checkpoints on the disk only. A larger /dev/shm avoids this",
+                f"The training state is no longer copied to memory ({error}). The training "
+                "continues, and saves checkpoints only on the disk. A larger /dev/shm avoids this "
+                "problem",
                 stacklevel=2,
             )
             return
@@ -196,8 +197,8 @@ class MemoryCopies:
             if _loaded(slot, is_known) is not None:
                 return True
             warnings.warn(
-                f"The state of step {slot.step} in memory is left out, because it cannot be "
-                "loaded: another version of this package or another training saved it",
+                f"The copy of the training state of step {slot.step} in memory is ignored, because "
+                "another version of this package or another training saved it",
                 stacklevel=2,
             )
             return False

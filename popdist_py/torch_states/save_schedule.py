@@ -23,7 +23,7 @@ class SaveSchedule:
 
     def __init__(self, memory_every: int | None, disk_every: int) -> None:
         if disk_every < 1:
-            raise ValueError(f"disk_every={disk_every}: at least 1 step is expected")
+            raise ValueError(f"disk_every={disk_every}: expected a number of steps, at least 1")
         self._memory_every = memory_every
         self._disk_every = disk_every
         self._last = 0

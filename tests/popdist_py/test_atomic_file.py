@@ -55,7 +55,7 @@ def test_a_file_is_replaced_and_its_owner_alone_reads_it(tmp_path):
 
 def test_a_folder_that_is_not_there_is_named_and_not_made(tmp_path):
     folder = tmp_path / "new"
-    with pytest.raises(FileNotFoundError, match=f"there is no folder {folder}"):
+    with pytest.raises(FileNotFoundError, match=f"the folder {folder} does not exist"):
         write_whole(folder / "report.json", "text")
     assert not folder.exists()
 

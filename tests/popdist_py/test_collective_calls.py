@@ -33,7 +33,7 @@ WHOLE = np.ones(6)
 @pytest.mark.parametrize(
     ("x", "error", "says"),
     [
-        (read_only(), ValueError, "all_reduce: x is a read-only array: give a copy"),
+        (read_only(), ValueError, "all_reduce: x is a read-only array: pass a copy"),
         (torch.ones(2, 1).expand(2, 3), ValueError, "share memory, as after expand"),
         (
             torch.ones(4).as_strided((2, 3), (1, 1)), ValueError,
@@ -41,19 +41,19 @@ WHOLE = np.ones(6)
         ),
         (
             np.lib.stride_tricks.as_strided(np.ones(4), (2, 3), (8, 8)), ValueError,
-            r"an array whose elements share memory.*: give a copy\(\)",
+            r"an array whose elements share memory.*: pass its copy\(\)",
         ),
         (
             {"a": WHOLE[:3], "b": WHOLE[2:]}, ValueError,
-            r"x\['b'\] is an array that overlaps \['a'\], and would be reduced twice: give a copy",
+            r"x\['b'\] is an array that overlaps \['a'\] in memory, .*: pass a copy",
         ),
         (
             [WHOLE[4:], torch.ones(2), torch.from_numpy(WHOLE)], ValueError,
-            r"x\[2\] is an array that overlaps \[0\]",
+            r"x\[2\] is an array that overlaps \[0\] in memory",
         ),
         (looped(), ValueError, r"x is a container that contains itself, at \[1\]\['again'\]"),
-        (torch.eye(2).to_sparse(), TypeError, "torch.sparse_coo on cpu: expected a dense one"),
-        (torch.empty(2, device="meta"), TypeError, "on meta: expected a dense one"),
+        (torch.eye(2).to_sparse(), TypeError, "sparse_coo on device cpu: expected a dense tensor"),
+        (torch.empty(2, device="meta"), TypeError, "on device meta: expected a dense tensor"),
         (torch.ones(2).to(torch.float8_e4m3fn), TypeError, "floats of 16 bits or more"),
         (
             {"loss": {"value": 1.0, "name": "abc"}}, TypeError,
@@ -63,7 +63,7 @@ WHOLE = np.ones(6)
         ("abc", TypeError, "all_reduce: x is a str, 'abc': expected a number"),
         (np.array(["a"]), TypeError, "x is an array with dtype <U1: expected booleans, integers"),
         (np.array([None]), TypeError, "x is an array of Python objects"),
-        (2**63, ValueError, "x is an int of more than 64 bits: give a float"),
+        (2**63, ValueError, "x is an int of more than 64 bits: pass a float"),
     ],
     ids=["read-only", "expanded", "strided", "strided array", "overlap", "part", "looped", "sparse",
          "meta", "float8", "text in a dict", "nothing in a list", "text", "texts", "objects",

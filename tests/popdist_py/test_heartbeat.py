@@ -53,7 +53,7 @@ def test_counting_goes_on_from_the_step_that_was_resumed(words):
 
 @pytest.mark.parametrize(("step", "error"), [(-1, ValueError), (1.5, TypeError), ("3", TypeError)])
 def test_what_is_no_number_of_steps_is_refused(words, step, error):
-    with pytest.raises(error, match="the number of training steps done is expected"):
+    with pytest.raises(error, match="expected the number of training steps done"):
         heartbeat.resume(step)
     assert counted(words) == [0, 0, 0, BETWEEN_CALLS]
 

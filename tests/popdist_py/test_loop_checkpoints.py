@@ -163,7 +163,7 @@ class Dated:
 
 
 def test_states_that_could_not_be_loaded_are_refused(tmp_path):
-    with pytest.raises(TypeError, match=r"state_dict\(\) of dated holds more"):
+    with pytest.raises(TypeError, match=r"state_dict\(\) of dated contains values"):
         LoopCheckpoints(tmp_path, dated=Dated()).save(1)
     assert not list(tmp_path.iterdir())
 
@@ -174,7 +174,7 @@ def test_a_later_state_that_could_not_be_loaded_is_refused(tmp_path, memory):
     dated.state_dict = lambda: {"best": 0.5}
     checkpoints.save(1)
     dated.state_dict = lambda: {"best": np.float64(0.5)}
-    with pytest.raises(TypeError, match=r"state_dict\(\) of dated holds more"):
+    with pytest.raises(TypeError, match=r"state_dict\(\) of dated contains values"):
         checkpoints.save(2)
     assert checkpoints.resume() == 1
 

@@ -111,7 +111,7 @@ def test_the_worked_example_of_global_batches():
 
 def test_rows_that_do_not_fill_a_step_are_refused():
     for rows in (0, 5):
-        with pytest.raises(ValueError, match=f"a step of 12 does not consist of blocks of {rows}"):
+        with pytest.raises(ValueError, match=f"step=12 must be a multiple of rows={rows}, and"):
             global_share(50, num_processes=2, process=1, rows=rows, step=12, drop_last=True)
     with pytest.raises(ValueError, match="cannot shard 50 elements"):
         global_share(50, num_processes=2, process=2, rows=6, step=12, drop_last=True)

@@ -49,7 +49,7 @@ def files_in(site):
 
 def test_names_are_installed_and_removed(run, site):
     before = files_in(site)
-    wrote = f"wrote {', '.join(PACKAGES)} to {site} (pip knows them as poprun-py-names)\n"
+    wrote = f"installed {', '.join(PACKAGES)} in {site} (pip lists them as poprun-py-names)\n"
     for _ in range(2):
         assert run("-m", "popdist_py", "--install-names") == wrote
     ours = f"True {site}/popdist_py/sdk_names/popdist/__init__.py\n"
@@ -95,9 +95,9 @@ def test_other_packages_stay(run, site, tmp_path):
     try:
         said = run("-m", "popdist_py", "--install-names")
         assert said == (
-            f"wrote popdist, poptorch to {site} (pip knows them as poprun-py-names)\n"
-            f"horovod stays as it is: another package is in {real}\n"
-            f"popart stays as it is: another package is in {elsewhere}\n"
+            f"installed popdist, poptorch in {site} (pip lists them as poprun-py-names)\n"
+            f"horovod was not installed, because another package is in {real}\n"
+            f"popart was not installed, because another package is in {elsewhere}\n"
         )
         assert (
             run("-c", "import horovod, popart; print(horovod.mine, popart.mine)") == "True True\n"
@@ -106,14 +106,14 @@ def test_other_packages_stay(run, site, tmp_path):
         (site / "poptorch" / "__init__.py").write_text("mine = True\n")
         said = run("-m", "popdist_py", "--remove-names")
         assert said.startswith(f"removed popdist from {site}\n")
-        assert f"{site}/poptorch/__init__.py stays: it was changed" in said
+        assert f"{site}/poptorch/__init__.py was not removed, because it was changed" in said
         for name in ("poptorch", "popdist"):
             (site / name).mkdir(exist_ok=True)
             (site / name / "__init__.py").write_text("mine = True\n")
         before = files_in(site)
         refused = run("-m", "popdist_py", "--install-names", code=2)
-        assert "poptorch stays as it is" in refused
-        assert "uninstall these packages first" in refused
+        assert "poptorch was not installed, because" in refused
+        assert "Uninstall these packages first" in refused
         assert {path for path in files_in(site) if not path.endswith(".pyc")} <= before
     finally:
         for name in ("horovod", "poptorch", "popdist"):
@@ -125,7 +125,7 @@ def test_other_packages_stay(run, site, tmp_path):
 def test_the_file_of_an_earlier_release_is_replaced(run, site):
     old = site / "zz_popdist_py_sdk_names.pth"
     old.write_text("import sys\n")
-    assert run("-m", "popdist_py", "--install-names").startswith("wrote horovod, ")
+    assert run("-m", "popdist_py", "--install-names").startswith("installed horovod, ")
     assert not old.exists()
 
 
@@ -178,7 +178,7 @@ def test_the_command_installs_the_names_too(tmp_path):
     python = new_environment(tmp_path / "environment")
     (site,) = (tmp_path / "environment").glob("lib/python*/site-packages")
     (site / "editable.pth").write_text(f"{ROOT}\n")
-    assert command("--install-names").startswith("wrote horovod, popart, popdist, poptorch to ")
+    assert command("--install-names").startswith("installed horovod, popart, popdist, poptorch in ")
     for words in (("-n", "2", "--install-names"), ("--install-names", "true")):
         assert "--install-names stands alone" in command(*words, code=2)
     assert command("--remove-names").startswith("removed horovod, popart, popdist, poptorch from ")
@@ -189,5 +189,5 @@ def test_names_are_given_only_to_an_environment_that_has_the_library(python, tmp
     executable = new_environment(tmp_path / "environment")
     done = python("--install-names", executable=executable)
     assert done.returncode == 2
-    assert "not installed in this environment; first run: pip install" in done.stderr
+    assert "not installed in this environment. First run: pip install" in done.stderr
     assert not list(tmp_path.glob("environment/lib/*/site-packages/*popdist*"))

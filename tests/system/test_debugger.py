@@ -150,8 +150,8 @@ def test_without_a_terminal_it_says_so_and_goes_on(poprun, script):
     assert done.returncode == 0
     assert done.stdout.count("on\n") == 2
     assert done.stderr.splitlines() == [
-        "[1,1]<stderr>:popdist_py.breakpoint() goes on: there is no keyboard for the debugger; "
-        "start poprun-py from a terminal, without < or |"
+        "[1,1]<stderr>:popdist_py.breakpoint() opens no debugger, because poprun-py "
+        "was not started from a terminal; start poprun-py from a terminal, without < or |"
     ]
 
 

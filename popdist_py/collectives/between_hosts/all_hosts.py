@@ -89,7 +89,7 @@ class AllHosts:
         missed = int(self._missed[0]) - 1
         if missed >= 0:
             found = InstanceLostError(
-                f"{call}: {self._host.names.of(missed)} was lost on another host"
+                f"{call}: {self._host.names.of(missed)} on another host was lost"
             )
             self._lose(found, missed)
             raise found

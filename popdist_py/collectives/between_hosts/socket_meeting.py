@@ -198,7 +198,7 @@ class _RelayedValues:
             case "lost":
                 time.sleep(limits.launcher_grace)
                 instances = ", ".join(map(str, answer.content))
-                raise InstanceLostError(f"{call}: instance {instances} ended or has left the job")
+                raise InstanceLostError(f"{call}: instance {instances} ended or left the job")
 
     def _send(self, request: list[Any]) -> None:
         with self._lock:
@@ -260,7 +260,8 @@ def _listener(address: Address, network: str | None) -> socket.socket:
         return socket.create_server((own, port), family=family_of(own), backlog=socket.SOMAXCONN)
     except OSError as error:
         raise PopdistError(
-            f"instance 0 cannot listen at {address} for the other instances: {error}"
+            f"instance 0 cannot open the address {address}, to which the other instances connect: "
+            f"{error}"
         ) from None
 
 

@@ -253,7 +253,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         plan = self._plans.get(key) or self._plan_reduction(key, array, "sum", name, call)
         shared = self._shared_buffers.find(array.reshape(-1))
         if shared is None:
-            raise ValueError("start_compressed: expected memory made by gradient_buffer()")
+            raise ValueError("start_compressed: expected an array that gradient_buffer() has made")
         self._agree(plan)
         self._compressed.start(plan, shared.views, compression)
 
@@ -274,7 +274,9 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         plan = self._plan("add_replicas", None, leaves)
         shared = self._shared_buffers.find(leaves)
         if shared is None:
-            raise ValueError("add_replicas: expected leaves in memory made by gradient_buffer()")
+            raise ValueError(
+                "add_replicas: expected leaves in an array that gradient_buffer() has made"
+            )
         self._agree(plan)
         views = [view.reshape(leaves.shape) for view in shared.views]
         with numeric_errors_last():
@@ -292,7 +294,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         plan = self._plans.get(key) or self._plan_reduction(key, array, "sum", name, "reduce_slice")
         shared = self._shared_buffers.find(array.reshape(-1))
         if shared is None:
-            raise ValueError("reduce_slice: expected memory made by gradient_buffer()")
+            raise ValueError("reduce_slice: expected an array that gradient_buffer() has made")
         self._agree(plan)
         with numeric_errors_last():
             self._sliced.reduce_scatter_shared(plan, shared.views)
@@ -557,7 +559,7 @@ class GroupCommunicator(GivenArrayCalls, ObjectCalls):
         calls_are_equal, number = self._verdict.tolist()
         if number >= _FIRST_LOST:
             barrier.lost_error = InstanceLostError(
-                f"{plan.signature}: {self.names.of(number - _FIRST_LOST)} was lost on another host"
+                f"{plan.signature}: {self.names.of(number - _FIRST_LOST)} on another host was lost"
             )
             raise barrier.lost_error
         if not calls_are_equal:

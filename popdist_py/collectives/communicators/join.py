@@ -40,12 +40,13 @@ OwnMesh: TypeAlias = Callable[[Any], Mesh]
 # With MPI instead of shared memory, a collective call of two instances took 20 us instead of 4 us
 # for 4 bytes. For 26 MB, such a call took 8.4 ms instead of 3.6 ms.
 _SLOWER = (
-    "the instances of a host cannot share memory (%s): collectives take 2 to 20 times as long "
-    "within a host; set POPDIST_SHARED_MEMORY=0 to accept this without a warning"
+    "the instances on one host cannot share memory (%s). Collective calls within a host therefore "
+    "take 2 to 20 times as long. To turn off this warning, set POPDIST_SHARED_MEMORY=0"
 )
 _MPI_BETWEEN_HOSTS = (
-    "popdist: the hosts do not reach one another by TCP on %s: MPI carries the data between them, "
-    "which is slower. Open the ports between the hosts, or name another network (--host-subnet)."
+    "popdist: the hosts do not reach one another by TCP on %s, so MPI transfers the data between "
+    "the hosts, which is slower. Open the ports between the hosts, or choose another network with "
+    "--host-subnet."
 )
 
 
@@ -181,7 +182,7 @@ def _share_memory(meeting: Meeting, settings: CollectiveSettings) -> tuple[Meeti
     """Return the instances of this host, their shared window, and whether they share memory."""
     wants = all(meeting.all_gather(settings.shared_memory))
     place = place_of_this_process() if wants and is_supported() else ""
-    reason = "" if place else "that needs Linux on x86-64, and a /proc that can be read"
+    reason = "" if place else "shared memory needs Linux on x86-64 and a readable /proc"
     places = meeting.all_gather(place)
     reason = next(filter(None, meeting.all_gather(reason)), "") if wants else ""
     if all(places):
@@ -254,9 +255,9 @@ def _connect_hosts(
 
 
 def _unreachable(network: str | None, towards: str | None) -> str:
-    tried = network or (f"the network towards {towards}" if towards else "that of the host's name")
+    tried = network or (f"the network to {towards}" if towards else "the host's own network")
     return (
-        f"the hosts do not reach one another by TCP on {tried}: open the ports between the hosts, "
-        f"or name another network, by interface or CIDR (poprun-py --host-subnet, {NETWORK}, or "
-        "GLOO_SOCKET_IFNAME)"
+        f"the hosts do not reach one another by TCP on {tried}. Open the ports between the hosts, "
+        "or choose another network (an interface or a CIDR) with poprun-py --host-subnet, "
+        f"{NETWORK} or GLOO_SOCKET_IFNAME"
     )

@@ -268,7 +268,7 @@ class HostBarrier:
         elif is_late and line in missing_lines:
             limits = self._limits
             limit = f"{limits.call_timeout:g} s ({limits.names.time_limit})"
-            self._lose(self._peer(line), f"did not arrive within {limit}", call)
+            self._lose(self._peer(line), f"did not make this call within {limit}", call)
 
     def _missing(self, arrived: int) -> list[int]:
         return [line for line in self._other_lines if self._words[line] < arrived]

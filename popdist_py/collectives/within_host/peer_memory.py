@@ -44,8 +44,8 @@ def user_change(pid: int | str = "self") -> str:
         with suppress(OSError):
             if Path(f"/proc/{process}/fd").stat().st_uid != os.geteuid():
                 return (
-                    "; a process that changes its user (os.setuid, os.setgid) after the instances "
-                    "have met closes its memory to the others: change it before popdist_py.init()"
+                    ". After os.setuid() or os.setgid(), other instances cannot access the memory "
+                    "of a process: call these functions before popdist_py.init()"
                 )
     return ""
 
@@ -148,6 +148,8 @@ class PeerMemory:
                 code = ctypes.get_errno()
                 way = "read" if function is self._read else "written"
                 raise OSError(
-                    code, f"process {pid} cannot be {way}: {os.strerror(code)}{user_change(pid)}"
+                    code,
+                    f"memory of process {pid} cannot be {way}: {os.strerror(code)}"
+                    f"{user_change(pid)}",
                 )
             copied += count

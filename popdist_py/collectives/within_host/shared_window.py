@@ -100,7 +100,9 @@ def _open(path: str, name: str, size: int) -> Array:
     try:
         target = str(Path(f"/proc/self/fd/{descriptor}").readlink())
         if name not in target:
-            raise OSError(f"{path} is {target}: the instances do not see one another's processes")
+            raise OSError(
+                f"{path} leads to {target}: the instances are in different PID namespaces"
+            )
         return np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
     finally:
         os.close(descriptor)

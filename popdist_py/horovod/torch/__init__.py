@@ -48,14 +48,14 @@ if not TYPE_CHECKING:  # type checkers cannot add up these lists
     __all__.remove("Handle")
     __all__.remove("ReduceOp")
 
-_PROCESS_SETS = "use popdist_py.execute_on_instances() for some of the instances"
+_PROCESS_SETS = "for calls of a subset of the ranks, use popdist_py.execute_on_instances()"
 # Names in Horovod's API that this library does not have. Each name is mapped to advice on what to
 # use instead.
 _REPLACEMENTS = {
     "elastic": "start the job with poprun-py --max-restarts N, and save checkpoints",
     "run": "start the program with poprun-py",
-    "start_timeline": "leave the call out",
-    "stop_timeline": "leave the call out",
+    "start_timeline": "remove the call",
+    "stop_timeline": "remove the call",
     "ProcessSet": _PROCESS_SETS,
     "add_process_set": _PROCESS_SETS,
     "remove_process_set": _PROCESS_SETS,
@@ -64,5 +64,7 @@ _REPLACEMENTS = {
 
 def __getattr__(name: str) -> Any:
     if name in _REPLACEMENTS:
-        raise AttributeError(f"Horovod's {name} is not available here: {_REPLACEMENTS[name]}")
+        raise AttributeError(
+            f"{name} of Horovod is not available in popdist_py: {_REPLACEMENTS[name]}"
+        )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -161,8 +161,8 @@ def sparse_allreduce_async(
     """
     if not tensor.is_sparse:
         raise TypeError(
-            f"sparse_allreduce_async: a tensor of {tensor.layout}: expected torch.sparse_coo; for "
-            "a dense one use allreduce_async()"
+            "sparse_allreduce_async: expected a tensor of layout torch.sparse_coo, got a tensor "
+            f"of layout {tensor.layout}. For a dense tensor, use allreduce_async()"
         )
     op = check_op(op)
     if op not in (Average, Sum):

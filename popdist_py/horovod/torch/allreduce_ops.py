@@ -91,7 +91,9 @@ class Reduction:
     def _leaf(self, function: str, x: Tensor) -> tuple[Array, Callable[[], Any]]:
         check_tensor(function, x)
         if self.op is Average and x.dtype is torch.bool:
-            raise TypeError(f"{function}(op=Average): a tensor of booleans: give x.float()")
+            raise TypeError(
+                f"{function}(op=Average): cannot average a tensor of booleans. Pass tensor.float()"
+            )
         return leaf_of(function, leaf_arrays.reducible(x, self._array_op(x)))
 
     def _call(self, function: str, tensors: Tensors) -> Call:

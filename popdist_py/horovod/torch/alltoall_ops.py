@@ -36,21 +36,22 @@ def _checked_splits(tensor: Tensor, splits: Tensor | Sequence[int] | None, num_r
     if splits is None:
         if len(tensor) % num_ranks:
             raise ValueError(
-                f"alltoall: the first dimension, {len(tensor)}, is not a multiple of the "
-                f"{counted(num_ranks, 'rank')}; give splits"
+                f"alltoall: a tensor with {counted(len(tensor), 'row')} cannot be divided equally "
+                f"among {counted(num_ranks, 'rank')}. Pass splits, the number of rows for each rank"
             )
         return np.full(num_ranks, len(tensor) // num_ranks, np.int64)
     given = np.asarray(splits)
     if given.dtype.kind not in "iu":
         raise ValueError(
-            f"alltoall(splits={given.tolist()}): expected whole numbers of rows, such as "
-            "torch.tensor([2, 1], dtype=torch.int32)"
+            f"alltoall(splits={given.tolist()}): expected an integer for each rank (its number of "
+            "rows), such as torch.tensor([2, 1], dtype=torch.int32)"
         )
     parts = given.astype(np.int64)
     if parts.shape != (num_ranks,) or (parts < 0).any() or parts.sum() != len(tensor):
         raise ValueError(
-            f"alltoall(splits={parts.tolist()}): expected {counted(num_ranks, 'number')}, one for "
-            f"each rank, that add up to {len(tensor)}, the rows of the tensor"
+            f"alltoall(splits={parts.tolist()}): expected "
+            f"{counted(num_ranks, 'row count')}, one for each rank, that add up to the "
+            f"{len(tensor)} rows of the tensor"
         )
     return parts
 

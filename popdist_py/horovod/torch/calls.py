@@ -225,8 +225,8 @@ def join(device: int = -1) -> int:  # noqa: ARG001
             world.agree(Signature("join"))
     except CollectiveMismatchError as error:
         raise HorovodInternalError(
-            f"join(): {error}. A rank that has joined cannot take part in the calls of the others: "
-            "give all ranks the same number of batches"
+            f"join(): {error}. After join(), a rank cannot take part in calls of other ranks, so "
+            "all ranks need the same number of batches"
         ) from None
     return world.num_instances - 1
 
@@ -262,7 +262,7 @@ def check_op(
         names = ", ".join(each.name for each in ARRAY_OPS)
         raise ValueError(f"op={op!r}: expected one of {names}") from None
     if op is Adasum:
-        raise NotImplementedError("op=Adasum is not available here: use Average or Sum")
+        raise NotImplementedError("op=Adasum is not available in popdist_py: use Average or Sum")
     return op
 
 
@@ -272,15 +272,18 @@ def check_tensor(call: str, x: Any) -> None:
         raise TypeError(f"{call}({x!r:.40}): expected a torch tensor, such as torch.tensor(...)")
     if x.layout is not torch.strided:
         raise TypeError(
-            f"{call}: a tensor of {x.layout}: expected a dense one; give x.to_dense(), or use "
-            "sparse_allreduce_async()"
+            f"{call}: expected a dense tensor, got a tensor of layout {x.layout}. Pass "
+            "tensor.to_dense(), or use sparse_allreduce_async()"
         )
 
 
 def check_optimizer(call: str, optimizer: Any) -> None:
     """Raise TypeError unless ``optimizer`` is a torch optimizer."""
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"{call}({type(optimizer).__name__}): expected an optimizer of torch.optim")
+        raise TypeError(
+            f"{call}: expected an optimizer of torch.optim, got an object of type "
+            f"{type(optimizer).__name__}"
+        )
 
 
 def is_root(call: str, root_rank: int) -> bool:
@@ -294,7 +297,7 @@ def is_root(call: str, root_rank: int) -> bool:
     world = communicator()
     if not is_whole(root_rank) or root_rank not in world.instances:
         raise ValueError(
-            f"{call}(root_rank={root_rank!r}): expected one of {list(world.instances)}"
+            f"{call}(root_rank={root_rank!r}): expected one of the ranks {list(world.instances)}"
         )
     return world.instances[world.instance_index] == root_rank
 
@@ -313,7 +316,8 @@ def check_rows(call: str, x: Any) -> None:
     check_tensor(call, x)
     if x.dim() == 0:
         raise ValueError(
-            f"{call}: expected a tensor with at least one dimension; give x.unsqueeze(0)"
+            f"{call}: expected a tensor with at least one dimension, got a tensor without "
+            "dimensions. Pass tensor.unsqueeze(0)"
         )
 
 

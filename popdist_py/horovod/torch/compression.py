@@ -62,8 +62,8 @@ def check_compression(compression: Any) -> None:
     """Raise TypeError unless ``compression`` has the methods of ``Compressor``."""
     if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
         raise TypeError(
-            f"compression={compression!r:.40}: expected Compression.none, Compression.fp16 or a "
-            "class like them"
+            f"compression={compression!r:.40}: expected Compression.none, Compression.fp16, or a "
+            "class with the methods compress and decompress"
         )
 
 

@@ -50,7 +50,7 @@ def broadcast_parameters(
         named = [each if isinstance(each, tuple) else (None, each) for each in params]
     else:
         raise ValueError(
-            f"broadcast_parameters({type(params).__name__}): invalid params; expected "
+            f"broadcast_parameters: invalid params of type {type(params).__name__}: expected "
             "model.state_dict(), model.named_parameters() or a list of tensors"
         )
     handles = [broadcast_async_(p, root_rank, name) for name, p in named if p is not None]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from popdist_py.errors import counted
 from popdist_py.horovod.torch.allgather_ops import sparse_allreduce_async
 from popdist_py.horovod.torch.allreduce_ops import allreduce_async_
 from popdist_py.horovod.torch.basics import ProcessSet, check_process_set, global_process_set, size
@@ -312,8 +313,8 @@ def DistributedOptimizer(
 def _check_passes(passes: int) -> None:
     if not is_whole(passes) or passes <= 0:
         raise ValueError(
-            f"backward_passes_per_step={passes!r}: backward_passes_per_step must be > 0, and a "
-            "whole number"
+            f"backward_passes_per_step={passes!r}: backward_passes_per_step must be > 0 and an "
+            "integer"
         )
 
 
@@ -354,7 +355,7 @@ def _names_of(
     if missing := [place for place, parameter in placed if parameter not in names]:
         raise ValueError(
             "named_parameters was specified, but one or more model parameters were not named: "
-            f"{len(missing)} of {len(placed)}. Give model.named_parameters() of the whole model, "
-            "or leave it out"
+            f"{len(missing)} of {counted(len(placed), 'parameter')} of the optimizer. Pass "
+            "model.named_parameters() of the whole model, or omit named_parameters"
         )
     return {parameter: names[parameter] for _, parameter in placed}

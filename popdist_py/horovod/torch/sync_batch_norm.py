@@ -22,7 +22,9 @@ class SyncBatchNorm(_BatchNorm):
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
-            raise ValueError(f"SyncBatchNorm: expected at least 2 dimensions, got {input.dim()}")
+            raise ValueError(
+                f"SyncBatchNorm: expected an input with at least 2 dimensions, got {input.dim()}"
+            )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the normalised input."""

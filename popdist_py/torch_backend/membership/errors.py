@@ -63,6 +63,6 @@ def store_lost(rank: str, error: Exception) -> StoreLostError:
         error: The error that the store has raised.
     """
     return StoreLostError(
-        f"{rank} cannot reach the store over which the ranks of a group meet: the process that "
-        f"holds it (rank 0, or the launcher) has probably ended. The store says: {error}"
+        f"{rank} cannot reach the key-value store of the process group. The process that runs the "
+        f"store (rank 0 or the launcher) has probably ended. Error of the store: {error}"
     )

@@ -100,7 +100,9 @@ class Membership:
             # An interrupt has ended the call midway, and other ranks may still wait for its data.
             # The other ranks would mistake the data of this rank's next call for data of the
             # interrupted call. Therefore this rank leaves the group.
-            self._closed = self._closed or f"a call of this group ended in a {type(error).__name__}"
+            self._closed = self._closed or (
+                f"{type(error).__name__} interrupted a call of this process group"
+            )
             self._leave_communicator()
             raise
 
@@ -170,8 +172,8 @@ class Membership:
     def _closed_error(self) -> GroupClosedError:
         if not self.is_of_this_process:
             return GroupClosedError(
-                f"this process group belongs to process {self._pid}; process {os.getpid()} was "
-                "forked from it and needs a group of its own"
+                f"this process group belongs to process {self._pid}. Process {os.getpid()} was "
+                f"forked from process {self._pid} and has to make its own group"
             )
         return GroupClosedError(
             f"{self._closed}: make a new group with init_process_group or new_group"

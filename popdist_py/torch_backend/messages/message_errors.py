@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from popdist_py.collectives.waiting import WaitLimits
-from popdist_py.errors import PopdistError
+from popdist_py.errors import PopdistError, counted
 from popdist_py.torch_backend.membership.errors import (
     GroupClosedError,
     MismatchError,
@@ -12,7 +12,7 @@ from popdist_py.torch_backend.membership.errors import (
 )
 from popdist_py.torch_backend.messages.message_work import MessageWork
 
-__all__ = ["MessageErrors"]
+__all__ = ["MessageErrors", "contents"]
 
 
 class MessageErrors:
@@ -35,8 +35,9 @@ class MessageErrors:
         call.
         """
         return RankLostError(
-            f"{self._name()} has waited {seconds:g} s to {self._text(work)}: let the other rank "
-            "call its counterpart, or raise the timeout of the group"
+            f"{self._name()} has waited {seconds:g} s to {self._text(work)}. The other rank must "
+            f"make the matching {'receive' if work.verb == 'send' else 'send'} call, or the group "
+            "needs a longer timeout"
         )
 
     def silent(self, work: MessageWork, rank: int) -> PopdistError:
@@ -45,7 +46,7 @@ class MessageErrors:
 
     def lost(self, work: MessageWork, rank: int, *, has_left: bool) -> RankLostError:
         """Return the error for a send or receive if its other rank has left the group or ended."""
-        what = "has left the group" if has_left else "has ended, or cannot be reached,"
+        what = "has left the group" if has_left else "has ended or lost its connection"
         return RankLostError(f"{self._name(rank)} {what} before {self._could(work)}")
 
     def left(self, work: MessageWork, reason: str) -> GroupClosedError:
@@ -53,8 +54,8 @@ class MessageErrors:
         if reason:
             return GroupClosedError(f"{reason} before {self._could(work)}")
         return GroupClosedError(
-            f"{self._name()} has left the group before it could {self._text(work)}: wait for "
-            "what isend and irecv return before destroy_process_group"
+            f"{self._name()} has left the group before it could {self._text(work)}. Before "
+            "destroy_process_group(), call wait() on the result of each isend() and irecv()"
         )
 
     def closed(self) -> GroupClosedError:
@@ -73,11 +74,11 @@ class MessageErrors:
             to: The rank of the receiver.
             theirs: The number of elements and the dtype of the other rank's tensor.
         """
-        own = f"{work.count} x {work.dtype}"
+        own = contents(work.count, work.dtype)
         sent, received = (own, theirs) if work.verb == "send" else (theirs, own)
         return MismatchError(
-            f"{self._name(source)} sent {sent} with tag {work.tag}, {self._name(to)} receives "
-            f"{received}: pass tensors of one dtype and number of elements"
+            f"{self._name(source)} sent {sent} with tag {work.tag}, but {self._name(to)} expects "
+            f"{received}: the two tensors must have the same dtype and number of elements"
         )
 
     def _name(self, rank: int | None = None) -> str:
@@ -88,7 +89,13 @@ class MessageErrors:
         return f"{self._name()} could {self._text(work)}"
 
     def _text(self, work: MessageWork) -> str:
-        """Return the description of a call, such as "send 4 x float32 with tag 0 to rank 1"."""
+        """Return a description, such as "send 4 elements of float32 with tag 0 to rank 1"."""
         peer = "any rank" if work.peer is None else self._name(work.peer)
         way = "to" if work.verb == "send" else "from"
-        return f"{work.verb} {work.count} x {work.dtype} with tag {work.tag} {way} {peer}"
+        sent = contents(work.count, work.dtype)
+        return f"{work.verb} {sent} with tag {work.tag} {way} {peer}"
+
+
+def contents(count: int, dtype: str) -> str:
+    """Return a description of the contents of a tensor, such as "4 elements of float32"."""
+    return f"{counted(count, 'element')} of {dtype}"

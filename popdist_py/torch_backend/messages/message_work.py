@@ -50,8 +50,9 @@ class MessageWork(dist.Work):
         super().__init__()
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             raise ValueError(
-                f"a {tensor.layout} tensor on {tensor.device}: popdist sends and receives dense "
-                "CPU tensors only; convert it with to_dense() and cpu()"
+                f"cannot {verb} a tensor of layout {tensor.layout} on device {tensor.device}: the "
+                "back end popdist supports only dense CPU tensors. Call tensor.to_dense() and "
+                "tensor.cpu()"
             )
         self.verb, self.peer, self.tag = verb, peer, tag
         self.count = tensor.numel()

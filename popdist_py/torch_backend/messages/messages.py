@@ -27,7 +27,7 @@ from popdist_py.errors import PopdistError
 from popdist_py.torch_backend.messages.channels import INLINE_BYTES, Channel, Header, Kind
 from popdist_py.torch_backend.messages.endpoint import Endpoint
 from popdist_py.torch_backend.messages.mailbox import Mailbox
-from popdist_py.torch_backend.messages.message_errors import MessageErrors
+from popdist_py.torch_backend.messages.message_errors import MessageErrors, contents
 from popdist_py.torch_backend.messages.message_work import MessageWork
 from popdist_py.torch_backend.messages.traffic import Traffic
 
@@ -194,9 +194,9 @@ class Messages:
 
     def _check(self, rank: int | None, tag: int) -> None:
         if rank is not None and not 0 <= rank < self._size:
-            raise ValueError(f"rank {rank}: the group has ranks 0 to {self._size - 1}")
+            raise ValueError(f"invalid rank {rank}: expected a rank from 0 to {self._size - 1}")
         if not 0 <= tag < 2**63:
-            raise ValueError(f"tag {tag}: a tag is a number from 0 to 2**63 - 1")
+            raise ValueError(f"invalid tag {tag}: expected a number from 0 to 2**63 - 1")
 
     # --- Calls of a work ----------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class Messages:
         elif header.kind == Kind.DONE:
             self._sent(header.number)
         elif header.kind == Kind.MISMATCH:
-            theirs = f"{header.elements} x {_name(header)}"
+            theirs = contents(header.elements, _name(header))
             self._sent(header.number, self._errors.mismatch(work, self._rank, channel.rank, theirs))
 
     def room_for(self, channel: Channel, header: Header) -> memoryview:
@@ -318,7 +318,7 @@ class Messages:
             self._count_consumed(channel, header.size)
         found = header.elements, header.size, _name(header)
         if found != (work.count, work.data.nbytes, work.dtype):
-            theirs = f"{header.elements} x {_name(header)}"
+            theirs = contents(header.elements, _name(header))
             self._finish(work, self._errors.mismatch(work, message.source, self._rank, theirs))
             if channel is not None and not is_inline:
                 self._answer(channel, Kind.MISMATCH, header, work)

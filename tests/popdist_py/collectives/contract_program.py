@@ -326,7 +326,8 @@ def check_memory_that_comes_twice():
     assert (other == count).all()
     if count > 1:
         with pytest.raises(
-            popdist_py.CollectiveMismatchError, match=r"x\['b'\] \(instance.*the memory of \['a'\]"
+            popdist_py.CollectiveMismatchError,
+            match=r"x\['b'\] \(instance.*the same memory as \['a'\]",
         ):
             popdist_py.all_reduce({"a": tied, "b": tied if me == 0 else torch.ones(3)})
 

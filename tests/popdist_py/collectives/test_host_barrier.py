@@ -92,5 +92,7 @@ def test_one_that_left_in_good_order_and_ended_made_fewer_calls(barriers, monkey
 def test_one_that_arrived_and_left_is_not_missed(barriers):
     barriers[2]._words[2 * 8] = 1
     barriers[2].close()
-    with pytest.raises(InstanceLostError, match=r"instance 1 .* did not arrive within 0.4 s"):
+    with pytest.raises(
+        InstanceLostError, match=r"instance 1 .* did not make this call within 0.4 s"
+    ):
         barriers[0].wait_for_all("a call")

@@ -109,7 +109,9 @@ def test_its_later_calls_fail_at_once_and_the_others_learn_that_it_has_left(
             assert "this instance left the group when its call" in said, way
             assert "was interrupted by _Interrupted" in said
             assert took < 0.5
-        assert re.search(r"instance 0 .*(left|lost|did not arrive within 2 s)", of_second), (
+        assert re.search(
+            r"instance 0 .*(left|lost|did not make this call within 2 s)", of_second
+        ), (
             way,
             of_second,
         )
@@ -262,7 +264,7 @@ def _of_groups_without_tcp():
 
 def test_a_group_tries_tcp_only_if_its_job_uses_it_and_waits_a_limited_time(instances):
     first, second, third = instances.run(_of_groups_without_tcp, count=3)
-    late = "instance 2 did not arrive within 0.3 s (POPDIST_HANG_TIMEOUT)"
+    late = "instance 2 did not make this call within 0.3 s (POPDIST_HANG_TIMEOUT)"
     assert first == [3, False, f"execute_on_instances({{0, 2}}): {late}"]
     assert second == [3, False]
     assert third == [None, False]
@@ -275,7 +277,7 @@ def test_the_others_name_the_instance_that_left_and_a_group_is_joined_once(insta
         assert {text for text, _ in told[1][way]} == {own}
     on_this_host, elsewhere = (
         r"instance 1 \(process \d+\) has left the group$",
-        "instance 1 was lost on another host$",
+        "instance 1 on another host was lost$",
     )
     for me, way, expected in (
         (0, "", on_this_host),
@@ -291,7 +293,7 @@ def test_the_others_name_the_instance_that_left_and_a_group_is_joined_once(insta
             assert re.search(expected, text), (me, way, text)
             assert seconds < 30  # the time-out is longer
     assert told[0]["aborted"][0] == "barrier(): it was aborted"
-    assert re.search("instance 0 was lost on another host$", told[2]["aborted"][0])
+    assert re.search("instance 0 on another host was lost$", told[2]["aborted"][0])
 
     groups = instances.run(_of_groups, tmp_path / "groups", count=3)
     again = "execute_on_instances({1, 2}): this instance cannot join the group again"

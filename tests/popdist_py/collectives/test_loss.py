@@ -65,7 +65,7 @@ def _message_about_instance_1(ended):
 def test_an_instance_that_does_not_come_is_named_after_the_time_limit(instances, tmp_path):
     (seconds, message), _ = instances.run(_message_about_instance_1, tmp_path / "ended")
     assert seconds > 1.4
-    assert message.endswith("did not arrive within 1.5 s (POPDIST_HANG_TIMEOUT)")
+    assert message.endswith("did not make this call within 1.5 s (POPDIST_HANG_TIMEOUT)")
     assert ": instance 1 (process " in message
 
 
@@ -80,14 +80,14 @@ def test_an_instance_that_does_not_come_is_named_after_the_time_limit(instances,
 def test_mpi_names_it_too(poprun, environment):
     seconds, message = run(poprun, 3, "stays away", 1, POPDIST_HANG_TIMEOUT="2", **environment)
     assert seconds > 1.9
-    assert message.endswith(": instance 2 did not arrive within 2 s (POPDIST_HANG_TIMEOUT)")
+    assert message.endswith(": instance 2 did not make this call within 2 s (POPDIST_HANG_TIMEOUT)")
 
 
 @pytest.mark.parametrize("how", [pytest.param("leaves", marks=pytest.mark.sweep), "stays away"])
 def test_other_hosts_hear_who_is_missing(poprun, how):
     environment = {"TEST_NUM_HOSTS": "2", "POPDIST_HANG_TIMEOUT": "2"}
     _, message = run(poprun, 4, how, 1, **environment)
-    assert message.endswith(": instance 3 was lost on another host")
+    assert message.endswith(": instance 3 on another host was lost")
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,8 @@ EXPECTED = [
     "sent: broadcast(root=0, of a dict): the instances differ in x['a'] ({first}: a pickled "
     "object; {last}: float64 of shape (1,)): all instances must make the same call",
     "frozen: {first} called broadcast(root=0, shape=(2,), dtype=float64); {last} called "
-    "broadcast(root=0, of a read-only array: give a copy of it): all instances must make the same "
-    "call",
+    "broadcast(root=0, of a read-only array: pass a copy of the array): all instances must make "
+    "the same call",
     "block: {first} called reduce_scatter(name='n', op=sum, shape=(6,), dtype=float64); {last} "
     "called all_reduce(name='n', op=sum, shape=(6,), dtype=float64): all instances must make the "
     "same call",

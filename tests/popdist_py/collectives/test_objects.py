@@ -64,7 +64,7 @@ def test_what_somebody_else_sends_is_not_loaded(monkeypatch):
     Forgery.loaded = 0
     for answer in (forged, bytes(32) + forged, sent[0], b"", forged[:20]):
         for call in ("all_gather_object", "gather_object", "broadcast_object"):
-            with pytest.raises(ForgedObjectError, match=r"was not sent by this job, and was not"):
+            with pytest.raises(ForgedObjectError, match=r"was not sent by this job, so it was not"):
                 getattr(Wire(lambda _, answer=answer: answer), call)(1)
     assert Forgery.loaded == 0
 

@@ -168,7 +168,7 @@ def test_two_threads_of_an_instance_may_wait_for_different_groups(tmp_path):
 def test_a_wait_for_an_instance_that_does_not_come_names_it(tmp_path):
     met = meetings(tmp_path, 3)
     with pytest.raises(
-        InstanceLostError, match=r"call: instances 1, 2 did not arrive within 0.2 s"
+        InstanceLostError, match=r"call: instances 1, 2 did not make this call within 0.2 s"
     ):
         met[0].group([0, 1, 2], WaitLimits(0.2), "call")
 
@@ -204,7 +204,7 @@ def test_the_end_of_instance_0_ends_the_waits_of_the_others(tmp_path):
 
 
 def test_an_address_that_cannot_be_listened_at_is_an_error(tmp_path):
-    with pytest.raises(PopdistError, match="instance 0 cannot listen at"):
+    with pytest.raises(PopdistError, match="instance 0 cannot open the address"):
         socket_meeting._listener(str(tmp_path / "none" / "relay"), None)
 
 

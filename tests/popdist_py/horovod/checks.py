@@ -169,7 +169,7 @@ def check_alltoall():
     with pytest.raises(ValueError, match="add up to"):
         hvd.alltoall(x, [0] * size if len(x) else [1] * size)
     for floats in (splits + 0.9, splits.double(), [float(n) for n in splits]):
-        with pytest.raises(ValueError, match=r"splits=\[.*: expected whole numbers of rows"):
+        with pytest.raises(ValueError, match=r"splits=\[.*: expected an integer for each rank"):
             hvd.alltoall(x, floats)
 
 
@@ -291,7 +291,7 @@ def check_gradients():
 
 def check_refusals():
     x = torch.zeros(2)
-    with pytest.raises(NotImplementedError, match="op=Adasum is not available here"):
+    with pytest.raises(NotImplementedError, match="op=Adasum is not available in popdist_py"):
         hvd.allreduce(x, op=hvd.Adasum)
     with pytest.raises(ValueError, match="supersedes average"):
         hvd.allreduce(x, average=True, op=hvd.Sum)
@@ -300,7 +300,9 @@ def check_refusals():
     with pytest.raises(TypeError, match=r"allreduce\(0\.5\): expected a torch tensor"):
         hvd.allreduce(0.5)
     for call in (hvd.allreduce, hvd.allreduce_, hvd.allgather, lambda x: hvd.broadcast(x, 0)):
-        with pytest.raises(TypeError, match=r"a tensor of torch\.sparse_coo: expected a dense one"):
+        with pytest.raises(
+            TypeError, match=r"expected a dense tensor, got a tensor of layout torch\.sparse_coo"
+        ):
             call(torch.zeros(2).to_sparse())
     with pytest.raises(TypeError, match=r"sparse_allreduce_async: .* use allreduce_async"):
         hvd.sparse_allreduce_async(x, "x", hvd.Sum)
@@ -308,7 +310,9 @@ def check_refusals():
         hvd.allreduce(torch.tensor([True]))
     with pytest.raises(ValueError, match="at least one dimension"):
         hvd.allgather(torch.tensor(1.0))
-    with pytest.raises(ValueError, match=r"broadcast\(root_rank=99\): expected one of \[0"):
+    with pytest.raises(
+        ValueError, match=r"broadcast\(root_rank=99\): expected one of the ranks \[0"
+    ):
         hvd.broadcast(x, 99)
     with pytest.raises(ValueError, match=r"broadcast_object\(root_rank=-1\)"):
         hvd.broadcast_object(x, -1)
@@ -317,7 +321,7 @@ def check_refusals():
         with pytest.raises(TypeError, match="compression='fp16': expected Compression"):
             call(optimizer if call is hvd.DistributedOptimizer else x, compression="fp16")
     for call in (hvd.DistributedOptimizer, hvd.broadcast_optimizer_state):
-        with pytest.raises(TypeError, match=f"{call.__name__}\\(Linear\\): expected an optimizer"):
+        with pytest.raises(TypeError, match=f"{call.__name__}: expected an optimizer"):
             call(nn.Linear(1, 1))
     with pytest.raises(ValueError, match="expected global_process_set"):
         hvd.allreduce(x, process_set=[0])
@@ -325,11 +329,16 @@ def check_refusals():
         hvd.broadcast_parameters(x)
     with pytest.raises(ValueError, match="without arguments"):
         hvd.init(comm=[0])
-    with pytest.raises(AttributeError, match=r"elastic is not available here: .* --max-restarts"):
+    with pytest.raises(
+        AttributeError,
+        match=r"elastic of Horovod is not available in popdist_py: .* --max-restarts",
+    ):
         _ = hvd.elastic
     with pytest.raises(AttributeError, match="no attribute 'no_such'"):
         _ = hvd.no_such
-    with pytest.raises(ValueError, match=r"broadcast\(root_rank=0\.0\): expected one of \[0"):
+    with pytest.raises(
+        ValueError, match=r"broadcast\(root_rank=0\.0\): expected one of the ranks \[0"
+    ):
         hvd.broadcast(x, 0.0)
     if hvd.size() > 1:
         for call in (
@@ -610,7 +619,7 @@ def check_optimizer_refusals():
     named = [*model.named_parameters()]
     for arguments, message in (
         ({"backward_passes_per_step": 0}, "must be > 0"),
-        ({"backward_passes_per_step": 1.5}, "1.5.* a whole number"),
+        ({"backward_passes_per_step": 1.5}, "1.5.* an integer"),
         ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "not supported with op != Average"),
         ({"named_parameters": model.parameters()}, "sequence of tuples"),
         ({"named_parameters": named + named[:1]}, "Found duplicates: 0.weight"),

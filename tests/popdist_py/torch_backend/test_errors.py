@@ -135,8 +135,8 @@ def _different_in_subset(rank):
 
 def test_errors_name_the_rank_of_the_whole_job_in_a_subset():
     for text in values(run_ranks(3, _different_in_subset))[1:]:
-        assert "rank 1 (0 of the group) called" in text
-        assert "rank 2 (1 of the group) called" in text
+        assert "rank 1 (rank 0 of the group) called" in text
+        assert "rank 2 (rank 1 of the group) called" in text
 
 
 _CALLS = {
@@ -209,7 +209,7 @@ def test_a_rank_that_does_not_come_is_named_after_the_time_out(first_call):
     outcomes = run_ranks(2, _waits_for_one_that_sleeps, first_call, timeout=1.5)
     text, seconds = values(outcomes)[0]
     assert "rank 1" in text
-    assert "did not arrive within 1.5 s (the timeout of the group)" in text
+    assert "did not make this call within 1.5 s (the timeout of the group)" in text
     assert seconds > 1.4
 
 
@@ -293,5 +293,5 @@ def _stopped_store(rank, folder):
 def test_a_store_that_ended_with_its_rank_is_said(tmp_path):
     outcomes = run_ranks(2, _stopped_store, str(tmp_path), backend=None)
     text = values(outcomes[1:])[0]
-    assert "rank 1 cannot reach the store" in text
-    assert "rank 0, or the launcher" in text
+    assert "rank 1 cannot reach the key-value store" in text
+    assert "rank 0 or the launcher" in text

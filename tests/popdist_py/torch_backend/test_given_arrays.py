@@ -102,5 +102,5 @@ def _expect_more(rank, size):
 def test_a_block_that_does_not_fit_is_named(size):
     for outcome in run_ranks(2, _expect_more, size):
         assert "CollectiveMismatchError" in outcome.kinds
-        message = f"rank 1 sends {4 * size} bytes to rank 0, which expects {4 * size + 4}"
+        message = f"rank 1 sends {4 * size} bytes to rank 0, which expects {4 * size + 4} bytes"
         assert message in outcome.error

@@ -77,7 +77,9 @@ def test_a_host_that_does_not_answer_has_one_error_in_messages_and_collectives()
     state = (5, SILENT_SECONDS + 1)
     errors = values(run_ranks(2, _wait_while_the_kernel_says, *state, waits))[0]
     assert {kind for kind, _, _ in errors} == {"RankLostError"}
-    assert errors[0][1].startswith("receive 1 x float32 with tag 0 from rank 1: no answer from")
+    assert errors[0][1].startswith(
+        "receive 1 element of float32 with tag 0 from rank 1: no answer from"
+    )
     (reason,) = {text.partition(": ")[2] for _, text, _ in errors}
     assert f"no answer from rank 1 on another host for {SILENT_SECONDS} s" in reason
     assert all(seconds < 3 for _, _, seconds in errors), errors
@@ -141,7 +143,7 @@ def _set_the_timeout_during_a_wait(rank):
 def test_a_timeout_that_is_set_during_a_wait_holds_in_it():
     received, joined = values(run_ranks(2, _set_the_timeout_during_a_wait))[0]
     assert "has waited 0.5 s" in received[1]
-    assert "rank 1 did not arrive within 0.5 s (the timeout of the group)" in joined[1]
+    assert "rank 1 did not make this call within 0.5 s (the timeout of the group)" in joined[1]
     assert max(received[2], joined[2]) < 10
 
 

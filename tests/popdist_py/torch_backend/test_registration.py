@@ -70,7 +70,7 @@ def test_the_registration_is_light_and_a_failure_is_a_line_and_no_error():
     assert err == (
         "not built: imported\n"
         f"other API: {said}type object 'Backend' has no attribute 'register_backend'\nimported\n"
-        f"variable: {said}POPDIST_TORCH_BACKEND='mpi': auto, gloo or popdist is expected\n"
+        f"variable: {said}POPDIST_TORCH_BACKEND='mpi': expected auto, gloo or popdist\n"
         "imported\n"
     )
 
@@ -106,7 +106,7 @@ def test_the_name_of_the_variable_is_that_of_the_wire():
 @pytest.mark.parametrize("version", ["2.9.1+cpu", "2.12.0"])
 def test_a_group_on_an_older_torch_is_refused(monkeypatch, version):
     monkeypatch.setattr(torch, "__version__", TorchVersion(version))
-    said = rf"needs torch 2\.13 or newer, and this is torch {re.escape(version)}"
+    said = rf"needs torch 2\.13 or newer, but torch {re.escape(version)} is installed"
     with pytest.raises(PopdistError, match=said):
         _create(None, 0, 1, timedelta(seconds=1))
 

@@ -340,4 +340,4 @@ def test_a_timeout_that_is_set_later_holds_in_every_wait(layout):
     for seconds, text in found[:-1]:
         assert seconds < 3, found
         assert f"rank {len(hosts) - 1}" in text, found
-        assert "0.2 s" in text or "lost on another host" in text, found
+        assert "0.2 s" in text or "on another host was lost" in text, found

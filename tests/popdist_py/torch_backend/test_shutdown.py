@@ -104,7 +104,7 @@ def _forked(rank):
 def test_a_forked_process_does_not_disturb_the_group():
     for value, text in values(run_ranks(2, _forked)):
         assert value == 8.0
-        assert "needs a group of its own" in text
+        assert "has to make its own group" in text
 
 
 # The ranks are two forked processes, because importing torch takes most of the time. Their parent

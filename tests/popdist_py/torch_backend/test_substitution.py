@@ -149,4 +149,4 @@ def test_a_name_is_replaced_where_a_group_is_made_and_nowhere_beside_an_accelera
     assert len(said) == warned
     for one in said:
         assert one.filename == __file__
-        assert "torch sees an accelerator" in str(one.message)
+        assert "torch finds an accelerator" in str(one.message)

@@ -87,7 +87,9 @@ def test_who_waits_makes_a_call_that_nobody_has_begun(queue):
 
 def test_a_wait_with_a_time_out_names_call_and_group(queue):
     work, release = _blocked(queue)
-    with pytest.raises(WaitTimeoutError, match=r"blocking of process group 7: not complete 0.01 s"):
+    with pytest.raises(
+        WaitTimeoutError, match=r"blocking of process group 7 was not complete 0.01 s"
+    ):
         work.wait(timedelta(milliseconds=10))
     assert not work.is_completed()
     assert not work.is_success()
