@@ -27,7 +27,7 @@ usage: python -m popdist_py [OPTIONS] PROGRAM [ARGUMENTS]
 Runs `python PROGRAM`. The program can import poptorch, popdist, horovod and popart, which
 popdist_py emulates. For a program that imports poptorch, the emulated IPU is an Mk2. A model
 that does not fit into the memory of an Mk2 raises an error. With POPDIST_IPU_MEMORY=warn,
-such a model runs, and a warning states the missing memory.
+a model that is too large runs, and a warning states the missing memory.
 
 options:
 --sdk-names auto|yes      auto (the default): emulate packages that are not installed;
@@ -63,7 +63,7 @@ def main() -> int:
             return _refuse(
                 f"invalid option {f'{option} {value}'.rstrip()}: expected --sdk-names auto or yes, "
                 "--ipu-model mk1, mk2 or bow, --install-names, --remove-names or --help. Write "
-                "options of the program after the program"
+                "the options of the program after the program"
             )
         given[variable] = value
     if sys.flags.ignore_environment or sys.flags.no_site:

@@ -187,7 +187,8 @@ def communicator() -> Communicator:
         return SoloCommunicator()
     raise NotInitialisedError(
         "popdist_py.init() was not called. In this job of "
-        f"{environment().num_instances} instances, call it before the first collective call"
+        f"{environment().num_instances} instances, call popdist_py.init() before the "
+        "first collective call"
     )
 
 
@@ -289,7 +290,7 @@ def _group(instances: tuple[int, ...]) -> Communicator:
         if instances in _failed_groups:
             raise InstanceLostError(
                 f"execute_on_instances({set(instances)}): this instance cannot join the group "
-                "again, because its first attempt was interrupted or failed"
+                "again, because an earlier attempt was interrupted or failed"
             )
         settings = CollectiveSettings.from_environ(os.environ)
         # If joining the group fails here, other instances may be waiting at any step of the join. A

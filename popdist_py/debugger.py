@@ -53,8 +53,8 @@ def breakpoint(instance: int = 0, *, header: str | None = None) -> None:
     elif DEBUGGER not in os.environ:
         if is_here:
             _tell(
-                "popdist_py.breakpoint() opens no debugger, because poprun-py was not started from "
-                "a terminal; start poprun-py from a terminal, without < or |"
+                "popdist_py.breakpoint() did not open the debugger, because poprun-py was not "
+                "started from a terminal; start poprun-py from a terminal, without < or |"
             )
         return
     elif is_here:

@@ -235,8 +235,8 @@ class InstanceEnvironment:
     def _require_uniform(self) -> None:
         if not self.uniform_replicas:
             raise WireError(
-                f"{UNIFORM_REPLICAS} is not 1, so the index and the number of instances are "
-                "unknown: they are known only if every instance has the same number of replicas"
+                "the index of this instance and the number of instances are unknown, because the "
+                f"instances have different numbers of replicas ({UNIFORM_REPLICAS} is not 1)"
             )
 
     def to_environ(self) -> dict[str, str]:

@@ -49,7 +49,7 @@ def check_tensors(call: str, tensors: Sequence[torch.Tensor]) -> None:
             raise ArgumentError(
                 f"{call}: only supports dense CPU tensors, got a tensor of layout {tensor.layout} "
                 f"and dtype {tensor.dtype} on device {tensor.device}. Call tensor.to_dense() and "
-                f"tensor.cpu(), or use a back end for the device {tensor.device}"
+                "tensor.cpu(), or use another back end"
             )
 
 

@@ -198,7 +198,7 @@ class MemoryCopies:
                 return True
             warnings.warn(
                 f"The copy of the training state of step {slot.step} in memory is ignored, because "
-                "another version of this package or another training saved it",
+                "it was saved by another training or by another version of popdist_py",
                 stacklevel=2,
             )
             return False

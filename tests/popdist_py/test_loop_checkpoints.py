@@ -150,7 +150,9 @@ def test_weights_changed_after_a_save_are_never_half_copied(tmp_path, memory):
 
 
 def test_objects_without_a_state_are_refused(tmp_path):
-    with pytest.raises(TypeError, match=r"model=3: an object with state_dict\(\)"):
+    with pytest.raises(
+        TypeError, match=r"model=3: expected an object with the methods state_dict\(\)"
+    ):
         LoopCheckpoints(tmp_path, model=3)
 
 

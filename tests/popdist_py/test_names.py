@@ -118,7 +118,7 @@ def test_processes_that_do_not_know_of_each_other_are_told(variables, says, monk
 
 @pytest.mark.parametrize("arguments", [(0, print), (np.int64(0), print), ({1}, "print")])
 def test_instances_and_what_they_run_are_checked_everywhere(arguments):
-    with pytest.raises(TypeError, match="expected the indices of instances"):
+    with pytest.raises(TypeError, match="expected a set of instance indices"):
         popdist.execute_on_instances(*arguments)
 
 

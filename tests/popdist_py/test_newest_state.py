@@ -126,13 +126,13 @@ def test_states_in_memory_that_cannot_be_loaded_are_left_out(tmp_path, unknown):
     memory.save(4, lambda: {"version": 2, "step": 4})
     wait_for_copies()
     save_unknown(5)
-    with pytest.warns(UserWarning, match="step 5 in memory is left out"):
+    with pytest.warns(UserWarning, match="step 5 in memory is ignored"):
         found = newest_state(memory, files, peer, of_version_2)
     assert found == (4, {"version": 2, "step": 4})
     slots.remove()
     save_unknown(5)
     files.save(3, b"from the disk")
-    with pytest.warns(UserWarning, match="step 5 in memory is left out"):
+    with pytest.warns(UserWarning, match="step 5 in memory is ignored"):
         assert newest_state(memory, files, peer, of_version_2) == (3, b"from the disk")
 
 

@@ -150,7 +150,7 @@ def test_without_a_terminal_it_says_so_and_goes_on(poprun, script):
     assert done.returncode == 0
     assert done.stdout.count("on\n") == 2
     assert done.stderr.splitlines() == [
-        "[1,1]<stderr>:popdist_py.breakpoint() opens no debugger, because poprun-py "
+        "[1,1]<stderr>:popdist_py.breakpoint() did not open the debugger, because poprun-py "
         "was not started from a terminal; start poprun-py from a terminal, without < or |"
     ]
 

@@ -255,7 +255,7 @@ def _connect_hosts(
 
 
 def _unreachable(network: str | None, towards: str | None) -> str:
-    tried = network or (f"the network to {towards}" if towards else "the host's own network")
+    tried = network or (f"the network to {towards}" if towards else "the network of the host name")
     return (
         f"the hosts do not reach one another by TCP on {tried}. Open the ports between the hosts, "
         "or choose another network (an interface or a CIDR) with poprun-py --host-subnet, "

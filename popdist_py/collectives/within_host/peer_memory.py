@@ -45,7 +45,7 @@ def user_change(pid: int | str = "self") -> str:
             if Path(f"/proc/{process}/fd").stat().st_uid != os.geteuid():
                 return (
                     ". After os.setuid() or os.setgid(), other instances cannot access the memory "
-                    "of a process: call these functions before popdist_py.init()"
+                    "of a process: change the user before popdist_py.init()"
                 )
     return ""
 

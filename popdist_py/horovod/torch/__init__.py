@@ -48,7 +48,7 @@ if not TYPE_CHECKING:  # type checkers cannot add up these lists
     __all__.remove("Handle")
     __all__.remove("ReduceOp")
 
-_PROCESS_SETS = "for calls of a subset of the ranks, use popdist_py.execute_on_instances()"
+_PROCESS_SETS = "to make calls on a subset of the ranks, use popdist_py.execute_on_instances()"
 # Names in Horovod's API that this library does not have. Each name is mapped to advice on what to
 # use instead.
 _REPLACEMENTS = {

@@ -102,8 +102,8 @@ def init(
     if comm or process_sets:
         raise ValueError(
             "horovod.torch.init() does not accept comm and process_sets, because every instance "
-            "of the job is a rank. Call init() without arguments. For calls of a subset of the "
-            "ranks, use popdist_py.execute_on_instances()"
+            "of the job is a rank. Call init() without arguments. To make calls on a subset of "
+            "the ranks, use popdist_py.execute_on_instances()"
         )
     if _place is not None:
         return
@@ -162,8 +162,8 @@ def check_process_set(process_set: Any) -> None:
     """Raise ValueError if ``process_set`` is neither None nor ``global_process_set``."""
     if process_set is not None and process_set is not global_process_set:
         raise ValueError(
-            f"process_set={process_set!r}: expected global_process_set. For calls of a subset of "
-            "the ranks, use popdist_py.execute_on_instances()"
+            f"process_set={process_set!r}: expected global_process_set. To make calls on a subset "
+            "of the ranks, use popdist_py.execute_on_instances()"
         )
 
 

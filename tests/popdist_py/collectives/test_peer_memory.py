@@ -62,6 +62,6 @@ def test_a_process_that_changes_its_user_is_told_why_its_memory_is_closed():
     os.waitpid(child, 0)
     said = os.read(reader, 1000).decode()
     assert said.startswith("PermissionError(1, ")
-    assert "change it before popdist_py.init()" in said
+    assert "change the user before popdist_py.init()" in said
     os.close(reader)
     os.close(writer)

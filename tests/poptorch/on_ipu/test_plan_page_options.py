@@ -120,7 +120,7 @@ def test_wrong_pages_are_rejected_before_the_model_is_made(tmp_path):
     missing = ("no_such_package.models:model", "--input", "16")
     page = tmp_path / "page.html"
     for words, message in (
-        (("--page", tmp_path / "no" / "page.html"), f"the folder {tmp_path / 'no'} does not exist"),
+        (("--page", tmp_path / "no" / "page.html"), f"there is no folder {tmp_path / 'no'}"),
         (("--page", tmp_path), "is a folder: name a file in it"),
         (("--page", report), "the file exists and is not a page"),
         (("--beside", report), "give --page FILE too"),
