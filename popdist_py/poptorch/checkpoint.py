@@ -268,14 +268,14 @@ def _training_in(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> dict
         version = state["version"]
     except Exception as error:
         raise Error(
-            f"checkpoint of step {checkpoint.step} in {folder} holds no training "
-            f"({type(error).__name__}): give each training a folder of its own"
+            f"the checkpoint of step {checkpoint.step} in {folder} does not contain the state of a "
+            f"training ({type(error).__name__}). Give each training its own checkpoint folder"
         ) from None
     if version != _VERSION:
         raise Error(
-            f"checkpoint of step {checkpoint.step} in {folder} has version "
-            f"{version}: expected {_VERSION}. Resume with the version of this package that "
-            "saved it, or give the training another folder"
+            f"the checkpoint of step {checkpoint.step} in {folder} has format version {version}: "
+            f"expected version {_VERSION}. Resume with the version of this package that saved the "
+            "checkpoint, or give the training another folder"
         )
     return state
 
@@ -334,7 +334,8 @@ class _Stateful:
         if not self._is_known:
             raise Error(
                 "The checkpoint was saved with a loader that has no state_dict(), but "
-                f"{type(self._loader).__name__} has one: resume with the loader that was saved"
+                f"{type(self._loader).__name__} has a state_dict(). Resume with a loader of the "
+                "type that was saved"
             )
         load_host_random(random_state)
         return iter(self._loader)
@@ -381,7 +382,8 @@ class _Rewound:
         if "loader" in self._start:
             raise Error(
                 "The checkpoint was saved with a loader that has a state_dict(), but "
-                f"{type(self._loader).__name__} has none: resume with the loader that was saved"
+                f"{type(self._loader).__name__} has no state_dict(). Resume with a loader of the "
+                "type that was saved"
             )
         if getattr(self._loader, "_accessor", None) is not None:
             # A separate loader process loads the batches, and the training process cannot change
@@ -417,8 +419,8 @@ def _check_loadable(value: Any, name: str) -> None:
         from_bytes(to_bytes({name: value}))
     except Exception:
         raise Error(
-            f"{name} holds more than a checkpoint can: {value!r:.200}; expected tensors, numbers "
-            "of Python, texts, and lists, tuples and dictionaries of them"
+            f"{name} contains values that a checkpoint cannot store: {value!r:.200}. Expected "
+            "tensors, Python numbers, strings, and lists, tuples and dictionaries of these"
         ) from None
 
 

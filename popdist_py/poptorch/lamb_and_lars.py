@@ -128,7 +128,10 @@ class LARS(_LayerWise):
         for group in self.param_groups:
             for name in numbers:
                 if not group[name] >= 0:
-                    raise ValueError(f"{name} of LARS is {group[name]}: give 0 or more")
+                    raise ValueError(
+                        f"The argument {name} of the LARS optimizer is {group[name]}: expected 0 "
+                        "or more"
+                    )
 
     def _update(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
         gradients: list[Any] = [parameter.grad for parameter in parameters]

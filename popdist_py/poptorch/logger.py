@@ -157,7 +157,9 @@ def _take_level(text: str) -> None:
         setLogLevel(int(text) if text.isdigit() else text)
     except ValueError as error:
         setLogLevel("WARN")
-        logger.warning("POPTORCH_LOG_LEVEL=%s is not used, WARN is: %s", text, error)
+        logger.warning(
+            "POPTORCH_LOG_LEVEL=%s is ignored, and the level WARN is used: %s", text, error
+        )
 
 
 _configure()

@@ -26,7 +26,7 @@ def read_json(text: str | bytes) -> Any:
     try:
         return json.loads(text if isinstance(text, str) else text.decode(), object_pairs_hook=_once)
     except RecursionError:
-        raise ValueError("it nests too deeply") from None
+        raise ValueError("the JSON value nests too deeply") from None
     except UnicodeDecodeError as error:
         # Raise a short error, because the repr of a UnicodeDecodeError contains the whole input.
         raise ValueError(f"byte {error.start} is not UTF-8") from None
@@ -36,7 +36,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"{twice!r:.80} is given twice")
+        raise ValueError(f"the key {twice!r:.80} is given twice")
     return table
 
 

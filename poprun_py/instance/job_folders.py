@@ -114,7 +114,9 @@ class JobFolder:
         try:
             status = os.fstat(folder.descriptor)
             if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-                raise PermissionError(f"{path} belongs to another user or can be entered by one")
+                raise PermissionError(
+                    f"{path} belongs to another user, or other users can enter it"
+                )
             try:
                 fcntl.flock(folder.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -91,7 +91,10 @@ class ProgramInput:
         except OSError as error:
             self._errno = error.errno or errno.ENXIO
             # If no terminal can be made, the program runs with an empty standard input.
-            os.write(2, f"poprun-py: warning: no terminal for the keyboard: {error}\n".encode())
+            os.write(
+                2,
+                f"poprun-py: warning: cannot make a terminal for the keyboard: {error}\n".encode(),
+            )
 
     @property
     def terminal(self) -> "ProgramTerminal | None":

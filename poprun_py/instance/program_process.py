@@ -34,8 +34,8 @@ _LEAST_SECONDS_AFTER_EXCEPTION = 1.0
 # attempt, because a process may start another process during the attempt.
 _KILL_AGAIN_SECONDS = 0.05
 _KILLED_AFTER_EXCEPTION = (
-    "poprun-py: {:g} s (--grace) after the exception that ended its main thread, the program was "
-    "killed: it waited for threads that are not daemons, or for processes of its own\n"
+    "poprun-py: the program was killed {:g} s (--grace) after the exception that ended its main "
+    "thread: it was waiting for threads that are not daemons, or for its child processes\n"
 )
 
 

@@ -52,7 +52,7 @@ class Measure:
 
 SAMPLES: Final = Measure(
     "samples/s",
-    "samples per second of all instances, without the first steps of each",
+    "samples per second of all instances, without the first steps of each instance",
     "samples/s",
     lambda run: run.samples_per_second,
 )
@@ -340,11 +340,11 @@ def remarks_on(runs: Sequence[Measured]) -> tuple[str, ...]:
     No sentence mentions different numbers of instances and replicas, because these are expected.
     """
     found = [
-        _differing("not the same program", runs, lambda run: " ".join(run.program[:1])),
-        _differing("not the same arguments", runs, lambda run: shlex.join(run.program[1:])),
+        _differing("different programs", runs, lambda run: " ".join(run.program[:1])),
+        _differing("different arguments", runs, lambda run: shlex.join(run.program[1:])),
         *_differing_versions(runs),
-        _differing("not the same hosts", runs, lambda run: ",".join(run.hosts)),
-        _differing("not the same number of steps", runs, lambda run: run.steps),
+        _differing("different hosts", runs, lambda run: ",".join(run.hosts)),
+        _differing("different numbers of steps", runs, lambda run: run.steps),
         *_other_batches(runs),
         *(_unfinished(run) for run in runs),
     ]
@@ -359,10 +359,11 @@ def slow_instances(runs: Sequence[Measured]) -> tuple[str, ...]:
             key = (run.program, run.instances, run.slowest.instance)
             found.setdefault(key, []).append((run.name, run.slowest))
     return tuple(
-        f"instance {instance} of {count} is slow ({_names([name for name, _ in slow])}): "
-        f"{milliseconds_text(median([each.own_seconds for _, each in slow]))} a step without "
-        "waiting for others, the median is "
-        f"{milliseconds_text(median([each.median_seconds for _, each in slow]))}"
+        f"instance {instance} of {count} is slow ({_names([name for name, _ in slow])}): a step "
+        f"takes {milliseconds_text(median([each.own_seconds for _, each in slow]))} without "
+        "waiting for other instances, and "
+        f"{milliseconds_text(median([each.median_seconds for _, each in slow]))} in the median "
+        "instance"
         for (_, count, instance), slow in found.items()
     )
 
@@ -402,7 +403,7 @@ def _differing_versions(runs: Sequence[Measured]) -> list[str]:
     found = []
     for name in sorted(common):
         version_of = partial(lambda package, run: run.versions[package], name)
-        found.append(_differing(f"not the same version of {name}", known, version_of))
+        found.append(_differing(f"different versions of {name}", known, version_of))
     return found
 
 
@@ -412,7 +413,7 @@ def _other_batches(runs: Sequence[Measured]) -> list[str]:
         if run.batch is not None:
             by_counts.setdefault((run.instances, run.replicas), {})[run.name] = run.batch
     return [
-        "not the same global batch: " + ", ".join(f"{b:g} ({name})" for name, b in batches.items())
+        "different global batches: " + ", ".join(f"{b:g} ({name})" for name, b in batches.items())
         for batches in by_counts.values()
         if max(batches.values()) > min(batches.values()) * (1 + _BATCH_TOLERANCE)
     ]

@@ -34,22 +34,26 @@ class Cause(Enum):
     """
 
     LOAD = ("other_load", "other programs used CPUs of the job", "")
-    SHARED = ("shared_cores", "other jobs held the same cores", "")
+    SHARED = ("shared_cores", "other jobs used the same cores", "")
     CROWDED = ("crowded_cpus", "several instances share a CPU", "")
     LIMITED = ("cpu_limit", "a limit of CPU time stopped an instance", "")
     THREADS = (
         "threads",
-        "the instances have another number of threads",
-        "--cores-per-instance makes it equal",
+        "the instances of the runs have different numbers of threads",
+        "--cores-per-instance makes the numbers equal",
     )
     EFFICIENCY = (
         "efficiency",
         "an efficiency over 110 % is seldom real",
-        "was the first run disturbed?",
+        "check whether other programs disturbed the first run",
     )
     STEPS = ("few_steps", "too few steps were timed", "let the program make more steps")
-    REPEATS = ("spread", "the repetitions differ much", "")
-    DIFFERENCE = ("small_difference", "the variation is larger than the difference", "")
+    REPEATS = ("spread", "the repetitions of a run differ much", "")
+    DIFFERENCE = (
+        "small_difference",
+        "the variation of a run is larger than the difference between the runs",
+        "",
+    )
 
     @property
     def key(self) -> str:

@@ -32,7 +32,7 @@ _P95: Final = 0.95
 _LEFT_OUT: Final = 0.1
 _NO_STEPS: Final = "the program does not count steps"
 _FEW_STEPS: Final = "the run made too few steps to measure their time"
-_NO_SAMPLES: Final = "the program does not tell the number of samples of a step"
+_NO_SAMPLES: Final = "the program does not report the number of samples in a step"
 LOSS: Final = "loss"
 _SPELLING: Final = re.compile(r"\s*([^<>=]+?)\s*(>=|<=|=)\s*([^<>=\s]+)\s*")
 # If the name of a logged value contains one of these words, smaller values are better.
@@ -143,7 +143,11 @@ def _missing(made: Measured, target: Target | None, is_logged: bool) -> dict[str
         "loss": "neither a step nor a logged value has a loss",
     }
     if target is not None:
-        reasons["reached"] = "never reached" if is_logged else "no value with that name was logged"
+        reasons["reached"] = (
+            "the target was never reached"
+            if is_logged
+            else "no value with the name of the target was logged"
+        )
     return {name: why for name, why in reasons.items() if getattr(made, name) is None}
 
 

@@ -150,7 +150,7 @@ def refusing_damage(files: RunFiles) -> Iterator[None]:
     except DAMAGE_ERRORS as error:
         why = str(error) if type(error) is ValueError else repr(error)
         raise UsageError(
-            f"{files.report} is not a report of a run ({why:.200}); was it edited?"
+            f"{files.report} is not a report of a run ({why:.200}). Was the file edited?"
         ) from None
 
 

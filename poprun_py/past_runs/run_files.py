@@ -79,17 +79,18 @@ def find_run(
     """
     if not named:
         raise UsageError(
-            f"the name of the run is empty: expected the folder of a run, or its name in {parent}"
+            "the name of the run is empty: expected the folder of a run, or the name of a run "
+            f"in {parent}"
         )
     for folder in (Path(named), Path(parent, named)):
         if (run := run_in(folder)) is not None:
             return run
     if Path(named).is_dir():
-        raise UsageError(f"{named}: not the folder of a run: it has no report.json")
+        raise UsageError(f"{named} is not the folder of a run: it contains no report.json")
     names = _names_in(Path(parent))
     raise UsageError(
         f"{named}: there is no such run{nearest(named, names)}: expected the folder of a run, or "
-        f"its name in {parent} ({parent_source}), which has {_names_text(names)}"
+        f"the name of a run in {parent} ({parent_source}), which has {_names_text(names)}"
     )
 
 
@@ -110,5 +111,5 @@ def _names_text(names: list[str]) -> str:
     if not names:
         return "no runs"
     if len(names) > _MOST_NAMES:
-        return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} older"
+        return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} older runs"
     return ", ".join(names)

@@ -146,7 +146,8 @@ class JobHandle(Generic[T]):
         folder = self._folder
         if folder is None or not folder.exists():
             raise UsageError(
-                "the job's files have been removed: read its output before `with` ends"
+                "the files of the job have been removed: read the output before the `with` "
+                "block of the job ends"
             )
         if instance is None and stream is None:
             return _read_end([folder / SHOWN])
@@ -166,7 +167,7 @@ class JobHandle(Generic[T]):
         try:
             return f"<JobHandle {self.name}: {self.status()}>"
         except StartError:  # a forked process must not query the launcher
-            return f"<JobHandle {self.name}: of another process>"
+            return f"<JobHandle {self.name}: started by another process>"
 
     def _repr_html_(self) -> str:
         from poprun_py.python_api.value_views import job_html
@@ -197,7 +198,9 @@ class JobHandle(Generic[T]):
         try:
             return self._launcher.outcome.result(_checked_seconds("timeout", timeout))
         except TimeoutError:
-            raise TimeoutError(f"{self.name} still runs after {timeout:g} s") from None
+            raise TimeoutError(
+                f"the job {self.name} is still running after {timeout:g} s"
+            ) from None
         except LaunchError as error:
             raise error.with_traceback(None) from error.__cause__
 
@@ -340,7 +343,8 @@ class JobHandle(Generic[T]):
     def _require_owner(self) -> None:
         if os.getpid() != self._owner:
             raise StartError(
-                f"{self.name} was started by process {self._owner}: ask there, or start a job here"
+                f"the job {self.name} was started by process {self._owner}: use its JobHandle "
+                "in that process, or launch a job in this process"
             )
 
 
@@ -350,7 +354,10 @@ def _instance_indices(instance: object, total: int) -> range | tuple[int, ...]:
     if index is None:
         return range(total)
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < total:
-        raise UsageError(f"instance {instance!r}: expected 0 to {total - 1}, or None for all")
+        raise UsageError(
+            f"instance {instance!r}: expected an index from 0 to {total - 1}, or None for all "
+            "instances"
+        )
     return (index,)
 
 
@@ -385,7 +392,7 @@ def _checked_seconds(name: str, value: object, least: float = -math.inf) -> floa
         return None
     if not isinstance(value, bool) and isinstance(value, Real) and float(value) >= least:
         return min(float(value), threading.TIMEOUT_MAX)
-    expected = "seconds" if least < 0 else f"seconds, {least:g} or more"
+    expected = "seconds" if least < 0 else f"a number of seconds, {least:g} or more"
     raise UsageError(f"{name} {value!r}: expected {expected}")
 
 

@@ -262,7 +262,7 @@ def _job_folder() -> JobFolder:
     """
     import tempfile
 
-    with start_errors("no folder for the job can be made"):
+    with start_errors("cannot make a temporary folder for the job"):
         return JobFolder.make(tempfile.gettempdir(), folder_name("job"))
 
 
@@ -274,7 +274,9 @@ def _checked_listeners(**given: Log | None) -> dict[str, Log]:
     listeners = {name: call for name, call in given.items() if call is not None}
     for name, call in listeners.items():
         if not callable(call):
-            raise UsageError(f"{name} {call!r}: expected a function that takes a line")
+            raise UsageError(
+                f"{name} {call!r}: expected a function with one argument, a line of text"
+            )
     return {name.removeprefix("tell_"): call for name, call in listeners.items()}
 
 
@@ -289,10 +291,13 @@ def _checked_environ(environ: object) -> dict[str, str] | None:
     for name, value in environ.items():
         if not _is_text(name) or not name or "=" in name:
             raise UsageError(
-                f"environ: {name!r} is not the name of a variable: expected a text without ="
+                f"environ: {name!r} is not a valid name of an environment variable: expected a "
+                "string without = and NUL characters"
             )
         if not _is_text(value):
-            raise UsageError(f"environ: variable {name}: expected a text without NUL characters")
+            raise UsageError(
+                f"environ: the value of {name} must be a string without NUL characters"
+            )
     return dict(environ)
 
 
@@ -306,7 +311,7 @@ def _check_descriptors(descriptors: Any) -> None:
     is_pair = isinstance(descriptors, Sequence) and len(descriptors) == 2
     if not is_pair or not all(map(_is_descriptor, descriptors)):
         raise UsageError(
-            f"descriptors {descriptors!r}: expected two descriptors of open files, for stdout and "
+            f"descriptors {descriptors!r}: expected two open file descriptors, for stdout and "
             "stderr, such as (1, 2)"
         )
 
@@ -338,7 +343,10 @@ def _resolved(
             target, args, kwargs, options, Path(folder.path) / "call", prints_failure=prints_failure
         )
     if args or kwargs:
-        raise UsageError("args and kwargs are for a function; a program is a list of words")
+        raise UsageError(
+            "args and kwargs can be given for a function only: give the arguments of a program in "
+            "its list of words"
+        )
     job = _config_or_plan(target, options)
     config = job.config if isinstance(job, LaunchPlan) else job
     if not config.program:
@@ -360,7 +368,8 @@ def _config_or_plan(target: object, options: Mapping[str, object]) -> LaunchConf
     if isinstance(target, LaunchPlan):
         if options:
             raise UsageError(
-                f"{next(iter(options))}: a plan cannot be changed; make a new one (poprun_py.plan)"
+                f"{next(iter(options))}: the options of a LaunchPlan cannot be changed. Make a "
+                "new plan with poprun_py.plan()"
             )
         return target
     if isinstance(target, LaunchConfig):

@@ -106,7 +106,7 @@ class LauncherChild:
                 if pipe is not None:  # perhaps no OutputCopier has closed the pipe
                     pipe.close()
             self._finish()
-            raise StartError(f"{name} cannot be watched: {error}") from None
+            raise StartError(f"the job {name} cannot be monitored: {error}") from None
         except BaseException:  # Ctrl-C: the thread may already run
             self.abandon()
             raise
@@ -205,10 +205,10 @@ class LauncherChild:
         """Return the error for a launcher process that ended without a result."""
         reason = f"the launcher ended with {describe(code)}"
         if not self.attempts:
-            return StartError(f"{reason} before the programs ran")
+            return StartError(f"{reason} before the programs started")
         exit_code = 128 - code if code < 0 else code or 1
         return JobFailedError(
-            f"{reason}: its instances were ended",
+            f"{reason}, so the instances of the job were ended",
             LaunchResult(
                 exit_code=exit_code,
                 reason=reason,

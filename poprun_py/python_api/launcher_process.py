@@ -96,7 +96,7 @@ def _run(request: JobRequest, channel: Channel) -> LaunchResult:
         on_attempt=lambda attempt: channel.send("attempt", _attempt(attempt)),
     )
     if result.timed_out or result.hung:
-        raise TimeLimitError(f"{result.reason}: all instances were ended", result)
+        raise TimeLimitError(f"{result.reason}: all instances of the job were ended", result)
     return result
 
 
@@ -137,7 +137,7 @@ class _Stopped(KeyboardInterrupt):
         received = self.signal = signal.Signals(ONCE.get(number, number))
         self.result = LaunchResult(
             exit_code=128 + received,
-            reason=f"{received.name} received before the programs ran",
+            reason=f"the launcher received {received.name} before the programs started",
             cause=Cause.SIGNAL,
         )
 

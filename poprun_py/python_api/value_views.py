@@ -72,7 +72,7 @@ def _config_html(config: LaunchConfig) -> str:
         "LaunchConfig",
         [
             Code(launch_command(config)),
-            options_given if rows else Sentence("every option: its default"),
+            options_given if rows else Sentence("all options have their default values"),
         ],
     )
 
@@ -121,7 +121,7 @@ def summary_of(result: LaunchResult) -> str:
         run = f" (run {result.run_id})" if result.run_id else ""
         return f"{instances} ended well{after}{restarts}{run}"
     if result.exit_code == RESUME_EXIT_CODE:
-        return f"{instances} stopped at a checkpoint{after}: launch it again to go on"
+        return f"{instances} stopped at a checkpoint{after}: launch the job again to continue"
     if result.first_failure is not None and not (result.timed_out or result.hung):
         return _instance_text(result.first_failure, verb="failed first")
     code = result.exit_code
@@ -141,7 +141,7 @@ def _result_parts(result: LaunchResult) -> list[Part]:
     if first is not None:
         parts += [Sentence(text) for text in (diagnosis(first), result.advice) if text]
         if excerpt := stderr_excerpt(first.stderr_tail):
-            parts += [Sentence("the end of its stderr:"), Code("\n".join(excerpt))]
+            parts += [Sentence("the end of the stderr of this instance:"), Code("\n".join(excerpt))]
     if result.instances:
         shown = result.instances[:_MOST_ROWS]
         marked = [n for n, each in enumerate(shown) if first and each.index == first.index]
@@ -152,7 +152,7 @@ def _result_parts(result: LaunchResult) -> list[Part]:
     for group in result.stacks:
         if group.has_stack:
             indices = ", ".join(map(str, group.instances))
-            parts.append(Details(f"what instance {indices} was doing", [Code(group.text)]))
+            parts.append(Details(f"call stack of instance {indices}", [Code(group.text)]))
     return parts
 
 
@@ -196,7 +196,7 @@ def _label(index: int) -> str:
 
 def _end(result: InstanceResult) -> str:
     if result.code is None:
-        return "it never reported its end"
+        return "the instance never reported its end"
     if result.code == RESUME_EXIT_CODE:
         return "stopped at a checkpoint"
     how = "ended well" if result.code == 0 else describe(result.code)

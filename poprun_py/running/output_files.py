@@ -226,8 +226,8 @@ class OutputFiles:
             stream, part = found
             files[stream].remove(part)
             self.notice = self.notice or (
-                f"instance {instance} writes more than --log-limit allows: {self.folder} keeps the "
-                "beginning and the newest part of its output"
+                f"instance {instance} has written more output than --log-limit allows: "
+                f"{self.folder} keeps the beginning and the newest part of this output"
             )
 
     def close(self) -> None:
@@ -240,4 +240,4 @@ class OutputFiles:
         self._files.clear()
 
     def _note(self, error: OSError) -> None:
-        self.trouble = f"{self.folder} is incomplete: {error.strerror}"
+        self.trouble = f"the output in {self.folder} is incomplete: {error.strerror}"

@@ -53,8 +53,8 @@ def test_a_host_without_room_says_so(make_lab, tmp_path):
     assert done.returncode == 0, done.stderr
     call, result = done.stdout.splitlines()
     assert call == (
-        "StartError host node1 cannot keep the call of len() for instance 1 (No space left on "
-        "device): make room there, or set TMPDIR to another folder"
+        "StartError host node1 cannot store the function call of len() for instance 1 (No space "
+        "left on device): free some space on this host, or set TMPDIR to another folder"
     )
     assert result.startswith("JobFailedError the result of instance 1 on node1 (ndarray) cannot be")
-    assert "No space left on device): make room, or set TMPDIR" in result
+    assert "No space left on device): free some space, or set TMPDIR" in result

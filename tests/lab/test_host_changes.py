@@ -160,7 +160,7 @@ def test_processes_that_are_replicas_keep_their_number_and_wait_for_a_restart(ma
     job.wait_for(["node0", "node0"])
     lab.switch_on(1)
     lines = [job.process.stderr.readline()]
-    while "the job uses new hosts from its next restart on" not in lines[-1]:
+    while "the job will use new hosts after its next restart" not in lines[-1]:
         lines.append(job.process.stderr.readline())
         assert lines[-1], lines
     pids = lab[0].run("pgrep", "-f", f"^{sys.executable} {job.folder}/steps.py").stdout.split()

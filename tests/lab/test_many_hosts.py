@@ -140,7 +140,7 @@ def test_instances_on_other_hosts_than_planned_do_not_start(lab, hello, tmp_path
         done = lab[0].poprun(*words)
         assert done.returncode == 3, done.stdout + done.stderr
         assert done.stderr.startswith(
-            "poprun-py: error: instance 0 is on host node1, planned on node0: "
+            "poprun-py: error: instance 0 runs on host node1, but the plan places it on host node0"
         )
         assert done.stdout == ""
     for host in lab.hosts:

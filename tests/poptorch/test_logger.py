@@ -97,8 +97,8 @@ def test_what_the_programs_log_leaves_out_is_shown(root, capsys):
     [
         ("DEBUG", logging.DEBUG, ""),
         ("4", logging.ERROR, ""),
-        ("LOUD", logging.WARNING, "POPTORCH_LOG_LEVEL=LOUD is not used"),
-        ("5", logging.WARNING, "POPTORCH_LOG_LEVEL=5 is not used"),
+        ("LOUD", logging.WARNING, "POPTORCH_LOG_LEVEL=LOUD is ignored"),
+        ("5", logging.WARNING, "POPTORCH_LOG_LEVEL=5 is ignored"),
     ],
 )
 def test_the_environment_has_names_and_numbers_of_levels(caplog, text, level, said):

@@ -118,7 +118,7 @@ def test_a_model_of_operators_is_placed_named_and_trained(capfd):
     assert "here: (" in printed
     assert "e-01; " in printed
     assert "here_gradient: " in printed
-    with pytest.raises(poptorch.Error, match="The pipeline has 2 stages"):
+    with pytest.raises(poptorch.Error, match="The pipeline of the model has 2 stages"):
         poptorch.inferenceModel(Native(), quiet_options())(torch.ones(1, 4))
 
 

@@ -76,7 +76,7 @@ HANGS = {
     ),
     "mpi4py: a message that nobody sends": Hang(
         program=f"{MPI}if rank == 1:\n    comm.recv(source=0)\ncomm.Barrier()",
-        says=r"CPU time for waiting only\), waiting in recv \(program.py:10\)",
+        says=r"CPU time only for waiting\), waiting in recv \(program.py:10\)",
     ),
     "mpi4py: both send first": Hang(
         program=f"{MPI}comm.Send(np.zeros(10_000_000), 1 - rank)",

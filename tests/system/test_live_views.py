@@ -123,7 +123,9 @@ def test_no_job_and_a_job_that_nobody_knows_are_said(look):
     unknown = look("--status", "nobodys-run")
     assert (unknown.returncode, unknown.stderr.count("\n")) == (3, 1)
     # The second, where the launcher of another test is stopped just now.
-    said = r"--status=nobodys-run: no (such job of yours runs on this host|job that answers has)"
+    said = (
+        r"--status=nobodys-run: no (such job of yours runs on this host|job of this name answers)"
+    )
     assert re.search(said, unknown.stderr)
 
 
@@ -158,7 +160,7 @@ def test_a_stopped_launcher_is_said_to_be_and_hides_no_other_job(
         assert f"kill -CONT {stopped.pid}" in asked.stderr
         assert f"launcher {other.pid}" in by_folder.stdout
         assert "\n-----" in by_folder.stdout
-        assert "no job that answers has this name; launcher" in unknown.stderr
+        assert "no job of this name answers; launcher" in unknown.stderr
     for job in jobs:
         job.communicate("", timeout=60)
 

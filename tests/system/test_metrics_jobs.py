@@ -275,8 +275,8 @@ def test_a_port_in_use_is_refused_before_anything_starts(look, tmp_path):
         done = look("--metrics-port", port, "--output-dir", "runs", "touch", "started")
     assert done.returncode == 2
     assert done.stderr == (
-        f"poprun-py: error: --metrics-port {port}: port {port} of 127.0.0.1: Address already in "
-        "use; give another port, or 0 for a free one\n"
+        f"poprun-py: error: --metrics-port {port}: cannot listen on port {port} of 127.0.0.1: "
+        "Address already in use. Choose another port, or 0 for a free port\n"
     )
     assert list(tmp_path.iterdir()) == []
 

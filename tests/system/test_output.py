@@ -312,9 +312,9 @@ def test_long_output_keeps_its_beginning_its_end_and_what_reads_it(poprun, scrip
     assert done.stdout.count("line ") == 40_000
     (warning,) = [line for line in done.stderr.splitlines() if "--log-limit" in line]
     assert warning == (
-        "poprun-py: warning: instance 0 writes more than --log-limit allows: "
+        "poprun-py: warning: instance 0 has written more output than --log-limit allows: "
         f"out/{(tmp_path / 'out' / 'latest').readlink()}/attempt-1 keeps the beginning and the "
-        "newest part of its output"
+        "newest part of this output"
     )
     folder = tmp_path / "out" / FIRST
     files = sorted(folder.glob("instance-0.std*"))

@@ -86,7 +86,7 @@ def test_a_disk_that_is_full_is_said_once_and_the_job_goes_on(poprun, script, tm
     (tmp_path / "stop").touch()
     stdout, rest = job.communicate(timeout=60)
     assert said.startswith(
-        "poprun-py: the job goes on, but its steps are no longer recorded (out/"
+        "poprun-py: the job continues, but its steps are no longer recorded (out/"
     ), said
     assert said.endswith("/attempt-1/steps.jsonl: File too large)\n")
     assert (job.returncode, stdout) == (0, "[1,0]<stdout>:done\n")

@@ -55,7 +55,7 @@ def test_a_home_that_cannot_be_written(poprun, tmp_path, cache):
     home.mkdir()
     done = poprun(*JOB, *cache, PROGRAM, env={"HOME": str(home)}, through=mounted(home, "ro"))
     assert_trains(done)
-    assert f"not cached in {home / 'cache'} (Read-only file system)" in done.stderr
+    assert f"not stored in the cache folder {home / 'cache'} (Read-only file system)" in done.stderr
     assert "choose a folder that can be written" in done.stderr
 
 
@@ -66,7 +66,7 @@ def test_a_folder_for_temporary_files_without_room(poprun, script, open_folder, 
     through = mounted(open_folder, f"size={size}")
     done = poprun(*JOB, script(COLLECTIVES), env={"TMPDIR": str(open_folder)}, through=through)
     assert done.returncode != 0
-    reason = f"MPI keeps files of its own in {open_folder}"
+    reason = f"MPI needs space for its own files in {open_folder}"
     explained = [line for line in done.stderr.splitlines() if reason in line]
     assert len(explained) == 1, done.stderr
     assert "set TMPDIR to another folder" in explained[0]
@@ -86,7 +86,7 @@ def test_a_folder_for_temporary_files_that_a_program_fills(poprun, script, open_
     done = poprun(program, env={"TMPDIR": str(open_folder)}, through=through)
     assert done.returncode == 1
     assert "No space left on device" in done.stderr
-    assert f"\n  MPI keeps files of its own in {open_folder}" in done.stderr
+    assert f"\n  MPI needs space for its own files in {open_folder}" in done.stderr
 
 
 @pytest.mark.long
@@ -105,7 +105,7 @@ def test_workers_without_shared_memory_say_what_to_do(poprun, script):
     through = mounted(Path("/dev/shm"), "ro")
     done = poprun("--num-instances", 1, "--num-replicas", 1, program, through=through)
     assert done.returncode == 1
-    assert "num_workers=1: worker processes need shared memory, and /dev/shm" in done.stderr
+    assert "num_workers=1: worker processes need shared memory, but /dev/shm" in done.stderr
     assert "or load with num_workers=0" in done.stderr
 
 
@@ -251,7 +251,7 @@ def test_shared_memory_that_is_full_in_the_middle_of_a_job(poprun, script):
     done = poprun(script(FILLS_SHARED_MEMORY), through=through)
     assert done.returncode == 128 + 7
     assert "No space left on device" in done.stdout
-    assert "\n  /dev/shm is full, through which MPI passes messages within a host" in done.stderr
+    assert "\n  /dev/shm is full, but MPI passes messages within a host" in done.stderr
     assert "docker run --shm-size=1g" in done.stderr
 
 

@@ -17,7 +17,7 @@ _COMPILING = re.compile(r"Graph compilation:[^\r\n\[]*\[[^\]]*\]")
 # which a model that an earlier program had too does not repeat.
 _PASSING = re.compile(
     r"\d+%\|.*\| (?!(\d+)/\1 )|\?it/s|check_worker_number|UserWarning: This DataL"
-    r"|^(\[1,\d+\]<std\w+>:)?\s*$|^batches: |Replicas run as"
+    r"|^(\[1,\d+\]<std\w+>:)?\s*$|^batches: |replicas run with the back end"
 )
 
 

@@ -62,7 +62,7 @@ def _kills_of_helpers() -> dict[str, tuple[Expected, dict[str, Expected]]]:
         # mpirun's own code, or 1 in place of its 0; or it has killed instances before it said so.
         codes=(1, 255, 137),
         seconds=_KILL_SECONDS,
-        says=f"it lost its connection with host|{KILLED_FIRST}",
+        says=f"lost its connection to host|{KILLED_FIRST}",
     )
     return {
         kind: (

@@ -29,7 +29,7 @@ _SLOWER = Expected(codes=(0,), seconds=60)
 # The kernel looks every two seconds; what was cut off ends by itself, which counts as well.
 _LOST_SECONDS = 40.0
 _LOST_CODES = (1, 137, 143, 255)
-_HOST_LOST = r"on node\d failed first|lost its connection with host node\d"
+_HOST_LOST = r"on node\d failed first|lost its connection to host node\d"
 _UNSTARTED = r"host node\d: |instances started|cannot|failed first|lost its connection"
 # Either all went well, or one line says what did not.
 _IF_ANY = r"(?s)\A(?!.*poprun-py: error)"

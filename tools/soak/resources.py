@@ -138,7 +138,7 @@ _GOES_ON = Expected(codes=(0,), seconds=20)
 _START_SECONDS, _SAVE_SECONDS = 10, 4
 # MPI needs it to start, finds out in one of several ways, and the launcher says which folder it is.
 _NO_ROOM = Expected(
-    codes=(3, 1, 14, 135), seconds=_START_SECONDS, says="MPI keeps files of its own in .*/t,"
+    codes=(3, 1, 14, 135), seconds=_START_SECONDS, says="MPI needs space for its own files in .*/t:"
 )
 
 

@@ -38,14 +38,15 @@ def check_groups(replicas: int, group_size: int, group_type: enums.CommGroupType
     known = (enums.CommGroupType.Consecutive, enums.CommGroupType.Orthogonal)
     if group_type not in known:
         raise ValueError(
-            f"inputReplicaGrouping: CommGroupType.{group_type.name} is not supported: choose "
-            "Consecutive or Orthogonal, or NoGrouping for none"
+            f"Options.inputReplicaGrouping(): CommGroupType.{group_type.name} is not supported. "
+            "Expected CommGroupType.Consecutive, Orthogonal or NoGrouping"
         )
     if not 1 <= group_size <= replicas or replicas % group_size:
         raise ValueError(
-            f"inputReplicaGrouping: group size {group_size} must divide the replication factor "
-            f"{replicas} and be at most as large: set a larger replication factor before the group "
-            "size, and a smaller one after it"
+            f"Options.inputReplicaGrouping(): the group size {group_size} must be a positive "
+            f"divisor of the replication factor {replicas}. To raise both numbers, call "
+            "Options.replicationFactor() first. To lower both numbers, call "
+            "Options.inputReplicaGrouping() first"
         )
 
 
@@ -59,13 +60,19 @@ def check_output_mode(mode: enums.OutputMode, period: int | None) -> tuple[enums
         AssertionError: ``mode`` is not an OutputMode, or the output mode EveryN is given without a
             positive period.
     """
-    assert isinstance(mode, enums.OutputMode), f"Invalid output mode {mode!r}"
+    assert isinstance(mode, enums.OutputMode), (
+        f"Invalid output mode {mode!r}: expected a poptorch.OutputMode"
+    )
     if mode == enums.OutputMode.EveryN:
         every = period if isinstance(period, int) else 0
         assert every > 0, f"OutputMode.EveryN needs a positive output_return_period, got {period!r}"
         return mode, every
     if period is not None and period != 1:
-        logger.info("output_return_period is ignored: the output mode is %s", mode.name)
+        logger.info(
+            "output_return_period is ignored, because the output mode is %s: only "
+            "OutputMode.EveryN uses a period",
+            mode.name,
+        )
     return mode, 1
 
 
@@ -134,8 +141,8 @@ class Batching:
             self.device_iterations % self.output_period
         ):
             raise Error(
-                f"OutputMode.EveryN: the period {self.output_period} must divide "
-                f"Options.deviceIterations({self.device_iterations})"
+                f"OutputMode.EveryN: output_return_period is {self.output_period}, and must be a "
+                f"divisor of Options.deviceIterations({self.device_iterations})"
             )
 
     def micro_batch(self, shape: Sequence[int]) -> int:
@@ -151,8 +158,8 @@ class Batching:
             f"(Options.replicationFactor({self.replicas}) / "
             f"Options.inputReplicaGrouping({self.group_size})) * "
             f"Options.Training.gradientAccumulation({self.gradient_accumulation}) = "
-            f"{self.num_slices} because it is used to calculate the batch size which will be "
-            "executed on the device in any given iteration."
+            f"{self.num_slices}. Each call divides its inputs into {self.num_slices} micro-batches "
+            "of equal size"
         )
         return size // self.num_slices
 

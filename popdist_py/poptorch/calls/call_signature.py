@@ -20,7 +20,8 @@ from popdist_py.poptorch.errors import Error
 __all__ = ["CallSignature"]
 
 _RECOMPILE = (
-    " Make a new wrapper, or call destroy() on this one, to compile the model for other arguments."
+    " The model was compiled for arguments like those of its first call. To compile the model "
+    "for other arguments, call destroy() on its PopTorch wrapper, or make a new wrapper."
 )
 
 
@@ -104,13 +105,14 @@ def _check_call(
     plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     variadic = next((p for p in parameters if p.kind == p.VAR_POSITIONAL), None)
     assert variadic or len(args) <= len(plain), (
-        f"Too many arguments provided: expected at most {len(plain)}, got {len(args)}"
+        f"Too many arguments provided: the model accepts at most {len(plain)} positional "
+        f"arguments, got {len(args)}"
     )
     open_keywords = any(p.kind == p.VAR_KEYWORD for p in parameters)
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     filled = {p.name for p in plain[: len(args)]}
     for name in kwargs:
-        assert open_keywords or name in named, f"{name} is not a valid parameter"
+        assert open_keywords or name in named, f"{name} is not a valid parameter of the model"
         assert name not in filled, f"Parameter {name} was passed more than once"
     for parameter in parameters:
         if (
@@ -119,7 +121,10 @@ def _check_call(
             and parameter.name not in filled
             and parameter.name not in kwargs
         ):
-            raise Error(f"Mandatory parameter {parameter.name} missing")
+            raise Error(
+                f"Mandatory parameter {parameter.name} missing: the call of the model must give a "
+                f"value for {parameter.name}"
+            )
     extra = [f"*{variadic.name}[{i}]" for i in range(len(args) - len(plain))] if variadic else []
     return [p.name for p in plain[: len(args)]] + extra
 

@@ -33,7 +33,10 @@ class ICustomArgParser:
 
     def yieldTensors(self, struct: Any) -> Iterator[torch.Tensor]:
         """Yield every tensor in the custom-type value ``struct``, always in the same order."""
-        raise NotImplementedError(f"{type(self).__name__} must define yieldTensors")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define the method yieldTensors(), which yields the "
+            "tensors of a value"
+        )
 
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[torch.Tensor]) -> Any:
         """Build a custom-type value like ``original_structure`` from other tensors.
@@ -41,7 +44,10 @@ class ICustomArgParser:
         The iterator ``tensor_iterator`` returns the other tensors in the same order as
         ``yieldTensors``.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define reconstruct")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define the method reconstruct(), which builds a value "
+            "from tensors"
+        )
 
 
 _parsers: dict[type, ICustomArgParser] = {}

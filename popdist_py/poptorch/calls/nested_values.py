@@ -137,9 +137,10 @@ def _taken_apart(parser: Any, value: Any) -> list[torch.Tensor]:
     for item in tensors:
         if not isinstance(item, torch.Tensor):
             raise Error(
-                f"{type(parser).__name__}.yieldTensors() yields a {type(item).__name__} of a "
-                f"{type(value).__name__}: expected tensors only. reconstruct() finds everything "
-                "else in the original structure"
+                f"{type(parser).__name__}.yieldTensors() yields a value of type "
+                f"{type(item).__name__} for a {type(value).__name__}: expected tensors only. "
+                "reconstruct() can read all values that are not tensors from its argument "
+                "original_structure"
             )
     return tensors
 
@@ -149,8 +150,8 @@ def _reconstructed(parser: Any, original: Any, tensors: list[torch.Tensor]) -> A
         return parser.reconstruct(original, iter(tensors))
     except StopIteration as error:
         raise Error(
-            f"{type(parser).__name__}.reconstruct() takes more tensors than yieldTensors() yields "
-            f"of a {type(original).__name__}, {len(tensors)}"
+            f"{type(parser).__name__}.reconstruct() reads more tensors than yieldTensors() yields "
+            f"for a {type(original).__name__}: expected at most {len(tensors)} tensors"
         ) from error
 
 
@@ -217,9 +218,9 @@ def check_outputs(outputs: Tree) -> None:
     held = value if isinstance(value, Set | ValuesView) else getattr(value, "__dict__", {}).values()
     if any(isinstance(item, torch.Tensor) for item in held):
         raise Error(
-            f"Unsupported output type {type(value)}: it holds tensors. Return tensors, tuples, "
-            "lists or dictionaries, or tell how to take it apart with "
-            "poptorch.registerCustomArgParser()"
+            f"Unsupported output type {type(value)}: the value contains tensors, and no parser is "
+            "registered for the type. Return tensors, tuples, lists or dictionaries, or register a "
+            "parser with poptorch.registerCustomArgParser()"
         )
 
 

@@ -60,11 +60,14 @@ class Transfer:
         """
         if tensor.dtype not in _SUPPORTED:
             raise Error(
-                f"Unsupported {tensor.dtype} input type: expected one of "
-                f"{', '.join(str(dtype) for dtype in _SUPPORTED)}"
+                f"Unsupported {tensor.dtype} input type: the type of an input tensor must be one "
+                f"of {', '.join(str(dtype) for dtype in _SUPPORTED)}"
             )
         if tensor.numel() == 0:
-            raise Error(f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)})")
+            raise Error(
+                "Zero-sized tensors are unsupported as inputs of a model (Got shape "
+                f"{list(tensor.shape)})"
+            )
 
     def inputs(
         self, tensors: Sequence[torch.Tensor], *, widen_integers: bool
@@ -84,8 +87,8 @@ class Transfer:
         """
         if tensor.requires_grad:
             self.warn_once(
-                "Input tensor has requires_grad=True set. This tensor will be detached because "
-                "backward pass via inputs is not supported."
+                "Input tensor has requires_grad=True set. The input tensor will be detached, "
+                "because a model computes no gradients of its inputs."
             )
             tensor = tensor.detach()
         if tensor.is_inference():
@@ -94,7 +97,8 @@ class Transfer:
             tensor = tensor.clone()
         if not tensor.is_contiguous():
             self.warn_once(
-                "At least one input tensor is not contiguous: it is copied on every call"
+                "At least one input tensor is not contiguous: each call copies all input "
+                "tensors that are not contiguous"
             )
             tensor = tensor.contiguous()
         wanted = self._device_dtype(tensor, widen_integers=widen_integers)
@@ -145,8 +149,8 @@ class Transfer:
 
 def _explicit_backward(*_args: Any, **_kwargs: Any) -> NoReturn:
     raise Error(
-        "backward() cannot be called explicitly on the output of a training model: the model "
-        "runs the backward pass and the update itself"
+        "backward() cannot be called explicitly on the output of a training model: a call of the "
+        "model runs the backward pass and the update of the weights. Remove the call of backward()"
     )
 
 

@@ -102,7 +102,7 @@ class BackendChoice:
             self._say_why(wanted)
             loop = backends.BACKENDS[0]
             chosen = Chosen(loop.name, loop.make(self._model, self._call, self._inputs))
-        logger.debug("Replicas run as %s", chosen.name)
+        logger.debug("The replicas run with the back end %r", chosen.name)
         # The comparison of replica back ends leaves fragmented free memory that training steps
         # could not reuse. Therefore the free memory is returned to the operating system.
         give_back_kept_memory()
@@ -159,9 +159,9 @@ class BackendChoice:
         try:
             with _silent():
                 if compares and not self._comparison.is_prepared:
-                    self._tell("running the loop")
+                    self._tell("running the replicas in a loop")
                     self._comparison.prepare()
-                self._tell(f"making the {row.name}")
+                self._tell(f"preparing the back end {row.name!r}")
                 # A forward pass inside ``vmap`` may store tensors in a list of the model, and later
                 # forward passes cannot use these tensors. Therefore ``contents_kept`` undoes the
                 # changes that a tried back end makes to the lists of the model. The changes that
@@ -174,13 +174,13 @@ class BackendChoice:
                         replicas = row.make(self._model, self._call, self._inputs)
                     if not compares:
                         return replicas
-                    self._tell(f"checking the {row.name}")
+                    self._tell(f"checking the back end {row.name!r}")
                     reason = self._comparison.difference(replicas)
         except Exception as error:
             reason = f"{type(error).__name__}: {(str(error) or '?').splitlines()[0]}"
         if reason is None:
             return replicas
-        logger.debug("Replica back end %s is not taken: %s", row.name, reason)
+        logger.debug("Replica back end %s is not used: %s", row.name, reason)
         self._reasons.append(f"{row.name}: {reason}")
         return None
 
@@ -199,11 +199,14 @@ class BackendChoice:
         reason = "; ".join(reasons)
         if is_option:
             raise Error(
-                f"The replicas cannot run {wanted}, use 'auto' or 'loop': "
-                f"{reason or 'another instance cannot'}"
+                f"Options.Emulator.replicaExecution({wanted!r}) is not possible for this model "
+                f"({reason or 'another instance cannot use it'}): choose 'auto' or 'loop'"
             )
         if reason:
-            logger.info("Replicas run one after the other: %s", reason)
+            logger.info(
+                "The replicas of this model are computed one after the other, not at once: %s",
+                reason,
+            )
 
 
 @contextmanager

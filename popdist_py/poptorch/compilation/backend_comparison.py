@@ -151,14 +151,17 @@ class BackendComparison:
             point = self._point(number)
             for kind, wrong in self._wrong(point, self._run(replicas, number)):
                 if kind != "gradients" and wrong:
-                    return f"its {kind} are not those of the loop"
+                    return f"its {kind} are not those of the loop over the replicas"
                 if kind == "gradients":
                     differing &= wrong | says_nothing(point.expected.gradients)
             empty &= says_nothing(point.expected.outputs)
             if not differing and not empty:
                 return None
         what = "outputs" if empty else "gradients"
-        return f"its {what} are not those of the loop, or not finite in both"
+        return (
+            f"its {what} are not those of the loop over the replicas, or contain only NaN and "
+            "infinity in both"
+        )
 
     def _point(self, number: int) -> _Point:
         if number not in self._points:

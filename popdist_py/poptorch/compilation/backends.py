@@ -102,9 +102,12 @@ def _always(_: DeviceModel) -> None:
 
 def _why_not_recorded(model: DeviceModel) -> str | None:
     if any(_kind(mode) not in (MixedPrecision, GroupNorms) for mode in model.context.modes):
-        return "a recorded graph knows nothing of the modes that the model runs in"
+        return (
+            "a recorded graph cannot represent the torch modes (TorchFunctionMode or "
+            "TorchDispatchMode) in which the model runs"
+        )
     if model.training and not model.first_forward.loss_has_gradient:
-        return "no parameter leads to the loss"
+        return "the loss does not depend on any trained parameter"
     return model.only_loop
 
 
@@ -116,13 +119,13 @@ def _kind(mode: Mode) -> Any:
 def why_not_copied(model: DeviceModel) -> str | None:
     """Return why ``CopyingReplicas`` cannot run a model; None if it can run the model."""
     if any(_kind(mode) is not MixedPrecision for mode in model.context.modes):
-        return "the forward runs in modes that read values in the memory of the CPU"
+        return "the forward pass runs in torch modes that read values in the memory of the CPU"
     return model.only_loop
 
 
 def _why_not_recorded_alone(model: DeviceModel) -> str | None:
     if model.norm_groups is not None and model.batching.replicas > 1:
-        return "batch norms of several local replicas wait for one another"
+        return "batch norms exchange statistics between the local replicas of a group"
     return _why_not_recorded(model)
 
 
@@ -134,7 +137,10 @@ def _why_not_fused(model: DeviceModel) -> str | None:
 
 def _why_not_fused_and_recorded(model: DeviceModel) -> str | None:
     if model.first_forward.is_random:
-        return "random numbers of one pass over all replicas need Python: each has its own stream"
+        return (
+            "the model draws random numbers, and each replica has its own random stream, which a "
+            "recorded graph cannot represent"
+        )
     return _why_not_fused(model) or _why_not_recorded(model)
 
 
@@ -199,7 +205,10 @@ def register(row: Backend) -> None:
             end.
     """
     if row.name in {other.name for other in BACKENDS}:
-        raise ValueError(f"the replica back end {row.name!r} is registered already")
+        raise ValueError(
+            f"a replica back end with the name {row.name!r} is registered already: choose another "
+            "name"
+        )
     BACKENDS.append(row)
     if row.option is not None and row.option not in EXECUTIONS:
         EXECUTIONS.append(row.option)

@@ -121,8 +121,8 @@ def _make_state(source: SourceModel) -> DeviceState:
     for name in source.options.updatable_buffers:
         if name not in state.buffers:
             raise Error(
-                f"Options.updatableNamedBuffers: the model has no buffer {name!r}, only "
-                f"{', '.join(state.buffers) or 'none'}"
+                f"Options.updatableNamedBuffers(): the model has no buffer {name!r}. The buffers "
+                f"of the model: {', '.join(state.buffers) or 'none'}"
             )
     return state
 
@@ -136,7 +136,11 @@ def _trace(source: SourceModel, call: Call, sizes: Sequence[int], state: DeviceS
     try:
         return _trace_with(source, call, sizes, state, widen_integers=False)
     except (RuntimeError, IndexError) as error:
-        logger.debug("Tracing again with 64-bit integers: %s", error)
+        logger.debug(
+            "The forward pass is traced again with 64-bit integers, because tracing with 32-bit "
+            "integers failed: %s",
+            error,
+        )
         with suppress(RuntimeError, IndexError):
             return _trace_with(source, call, sizes, state, widen_integers=True)
         raise
@@ -220,6 +224,8 @@ def _record_profile(options: Options) -> None:
     try:
         path = spans.record(folder)
     except OSError as error:
-        raise Error(f"the folder {folder} for the profile: {error.strerror}") from None
+        raise Error(f"cannot make the folder {folder} for the profile: {error.strerror}") from None
     if path is not None:
-        logger.info("The profile is a timeline, written when the program ends: %s", path)
+        logger.info(
+            "The profile is a timeline, which will be written to %s when the program ends", path
+        )

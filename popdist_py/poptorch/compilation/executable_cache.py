@@ -76,7 +76,7 @@ class ExecutableCache:
             except OSError as error:
                 self._do_without(error)
             except NotOwnFileError as error:
-                logger.warning("Compiling without the cache: %s", error)
+                logger.warning("The model is compiled without the executable cache: %s", error)
                 self._path = None
             yield
 
@@ -86,8 +86,9 @@ class ExecutableCache:
             return
         assert self._path is not None
         logger.warning(
-            "This executable is not cached in %s (%s): choose a folder that can be written with "
-            "Options.enableExecutableCaching(), --executable-cache-path or POPTORCH_CACHE_DIR",
+            "The compiled model is not stored in the cache folder %s (%s): choose a writable "
+            "folder with Options.enableExecutableCaching(), --executable-cache-path or "
+            "POPTORCH_CACHE_DIR",
             self._path.parent,
             error.strerror,
         )
@@ -103,11 +104,17 @@ class ExecutableCache:
         try:
             executable = _read(self._path)
         except NotOwnFileError as error:
-            logger.warning("Compiling again: %s", error)
+            logger.warning(
+                "The model is compiled again, because the cached file is not trusted: %s", error
+            )
         except Exception as error:  # Unpickling may raise any exception.
-            logger.warning("Compiling again: %s cannot be read: %s", self._path, error)
+            logger.warning(
+                "The model is compiled again, because the cached file %s cannot be read: %s",
+                self._path,
+                error,
+            )
         else:
-            logger.info("Executable loaded from the cache: %s", self._path)
+            logger.info("The compiled model was loaded from the cache: %s", self._path)
             return executable
         self._is_unusable = True
         return None
@@ -143,8 +150,12 @@ def _read(path: Path) -> Executable:
     """
     with os.fdopen(open_own(path), "rb") as file:
         if not is_sealed(file):
-            raise ValueError("it is damaged, or another version wrote it")
+            raise ValueError(
+                "the file is damaged, or another version of this package wrote the file"
+            )
         executable = torch.load(file, weights_only=False)
     if not isinstance(executable, Executable):
-        raise ValueError(f"it holds a {type(executable).__name__}")
+        raise ValueError(
+            f"the file contains a {type(executable).__name__} instead of a compiled model"
+        )
     return executable

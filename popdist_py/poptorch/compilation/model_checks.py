@@ -39,8 +39,8 @@ def check_norm_groups(options: Options, batching: Batching, communicator: Commun
     replicas = batching.replicas * communicator.num_instances
     if replicas % size:
         raise Error(
-            f"{setter}({size}): {counted(replicas, 'replica')}, of all instances, cannot be "
-            f"divided into groups of {size}; choose a number that divides {replicas}"
+            f"{setter}({size}): the {counted(replicas, 'replica')} of all instances cannot be "
+            f"divided into groups of {size}. Choose a group size that divides {replicas}"
         )
 
 
@@ -64,16 +64,16 @@ def check_placement(
     if rounded != ipus:
         if not options.auto_round_num_ipus:
             raise Error(
-                f"The model uses {ipus} IPUs, which is not a power of two: place its blocks "
-                f"on {rounded}, or let Options.autoRoundNumIPUs(True) round up"
+                f"The model uses {ipus} IPUs, which is not a power of two: place the blocks of the "
+                f"model on {rounded} IPUs, or call Options.autoRoundNumIPUs(True) to round up"
             )
-        logger.warning("The number of IPUs is rounded up from %d to %d", ipus, rounded)
+        logger.warning("The number of IPUs of the model is rounded up from %d to %d", ipus, rounded)
     options.check_ipus(rounded)
     total = rounded * batching.replicas
     if total > _MAX_IPUS:
         raise Error(
-            f"Too many IPUs requested ({total}): one process drives at most {_MAX_IPUS}; "
-            "use several processes, for example with poprun-py"
+            f"Too many IPUs requested ({total}): one process can use at most {_MAX_IPUS} IPUs. Use "
+            "several processes, for example with poprun-py"
         )
     return total
 
@@ -90,14 +90,14 @@ def _check_pipeline_depth(stages: int, batching: Batching, *, training: bool) ->
         return
     if training and batching.gradient_accumulation < stages:
         raise Error(
-            f"The pipeline has {stages} stages (forward and backward): "
-            f"Training.gradientAccumulation is {batching.gradient_accumulation} and must be at "
-            "least that number"
+            f"The pipeline of the model has {stages} stages (forward and backward): "
+            f"Options.Training.gradientAccumulation is {batching.gradient_accumulation}, and must "
+            f"be at least {stages}"
         )
     if not training and batching.device_iterations < stages:
         raise Error(
-            f"The pipeline has {stages} stages: deviceIterations is "
-            f"{batching.device_iterations} and must be at least that number"
+            f"The pipeline of the model has {stages} stages: Options.deviceIterations is "
+            f"{batching.device_iterations}, and must be at least {stages}"
         )
 
 
@@ -118,7 +118,7 @@ def check_changed_buffers(names: Collection[str], options: Options, batching: Ba
         raise Error(
             "Buffer broadcasting is unsupported for buffers that the model changes "
             f"({_some(sorted(names))}) with a replication factor of {batching.replicas}: use "
-            "Options.broadcastBuffers(False), which gives each replica its own"
+            "Options.broadcastBuffers(False), which gives each replica its own buffers"
         )
 
 

@@ -194,24 +194,27 @@ def _why_loop(
 ) -> str | None:
     """Return why a model's replicas must run one after the other; None if they may run at once."""
     if source.options.Emulator.deterministic_reduction and source.training:
-        return "the reduction is deterministic"
+        return "deterministic reduction is switched on"
     if anchors.needs_each_backward:
-        return "gradients of single replicas are anchored"
+        return "Options.anchorTensor() selects gradients, which are read for each replica"
     if anchors.needs_operations:
-        return "results of operations are anchored"
+        return "Options.anchorTensor() selects results of operations"
     if state.has_groups:
-        return "parameters are grouped over replicas"
+        return "parameters have different values in different groups of replicas"
     if any(tensor.dim() == 0 for tensor in call.leaves):
-        return "an input has no batch dimension"
+        return "an input of the model has no batch dimension"
     first = executable.first_forward
     if first.placement.reads_buffers and first.modified_buffers:
-        return "Python code of the forward reads buffers, and the forward changes buffers"
+        return "the forward pass changes buffers of the model, and its Python code reads buffers"
     if state.gradient_hooks is not None and state.gradient_hooks.reach:
-        return "parameters have hooks on their gradients"
+        return "parameters of the model have gradient hooks"
     if source.training and any(map(_has_backward_hooks, source.model.modules())):
-        return "modules have hooks on their backward"
+        return "modules of the model have backward hooks"
     if first.needs_python:
-        return "the forward prints, hooks gradients or runs Python on the host, in each replica"
+        return (
+            "the forward pass prints, registers gradient hooks or runs Python code on the host for "
+            "each replica"
+        )
     return None
 
 

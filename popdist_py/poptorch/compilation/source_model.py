@@ -72,7 +72,9 @@ class SourceModel:
             return run_from_options(graph, self.options, self.optimizer, training=self.training)
         # The emulation can run without the device model, which estimates time and memory on an IPU.
         except ValueError as error:
-            logger.debug("The model of the device cannot be asked: %s", error)
+            logger.debug(
+                "The device model cannot estimate time and memory of the model on an IPU: %s", error
+            )
             return None
 
     def forward(self, call: Call, leaves: Sequence[torch.Tensor]) -> Any:

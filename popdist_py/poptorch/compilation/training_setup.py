@@ -66,8 +66,9 @@ class TrainingSetup:
         parameters = [parameter for group in groups for parameter in group]
         if used and not parameters:
             logger.warning(
-                "Nothing is trained: the optimizer has none of the parameters that lead to the "
-                "loss. Make the optimizer from the parameters of the wrapped module, not of a copy"
+                "No parameter is trained: the loss does not depend on the parameters of the "
+                "optimizer. Make the optimizer from the parameters of the wrapped module, not from "
+                "a copy of these parameters"
             )
         # Gradients are computed only for parameters that the optimiser updates.
         trained = {id(parameter) for parameter in parameters}
@@ -130,10 +131,11 @@ class TrainingSetup:
             return None
         if self.options.Emulator.deterministic_reduction:
             raise Error(
-                f"Options.Training.gradientCompression({method!r}) does not go with "
-                "deterministicReduction (or POPDIST_DETERMINISTIC=1), which promises the same bits "
-                "however the replicas are split. Compression acts on the sums of hosts, so that "
-                "its result depends on the split. Switch one of the two off"
+                f"Options.Training.gradientCompression({method!r}) cannot be used with "
+                "deterministicReduction or POPDIST_DETERMINISTIC=1. Deterministic reduction gives "
+                "the same bits for each split of the replicas into instances, but the result of "
+                "compression depends on the split of the instances into hosts. Switch one of the "
+                "two options off"
             )
         links = self.communicator.host_links
         if links is None:
@@ -141,9 +143,12 @@ class TrainingSetup:
                 logger.info(
                     "Options.Training.gradientCompression(%r) has no effect: %s",
                     method,
-                    "the instances share no memory on their hosts (POPDIST_SHARED_MEMORY)"
+                    "the instances on a host do not use shared memory (POPDIST_SHARED_MEMORY)"
                     if self.communicator.spans_hosts
-                    else "gradients travel within one host only",
+                    else (
+                        "all instances run on one host, and only gradients between hosts are "
+                        "compressed"
+                    ),
                 )
             return None
         return CompressedGradients(method, wanted, self.communicator, links)

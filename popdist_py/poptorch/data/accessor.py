@@ -194,13 +194,14 @@ class AsynchronousDataAccessor:
     def _explain_start(self, details: str) -> str:
         if self._process.exitcode == _UNGUARDED:
             return (
-                "its process imports the program, which makes a loader again while it is "
-                "imported. Put the code of the program below if __name__ == '__main__':, or choose "
-                "sharing_strategy=poptorch.SharingStrategy.Fork (async_options of a DataLoader)"
+                "the loader process imports the program, and the program makes a loader again "
+                "during this import. Put the code of the program below if __name__ == '__main__':, "
+                "or choose sharing_strategy=poptorch.SharingStrategy.Fork (for a DataLoader: in "
+                "async_options)"
             )
         return (
-            "the data set must yield a first item and be importable in a new process. "
-            f"Details:\n{details}"
+            "the loader process could not load a first item. The data set must yield at least one "
+            f"item and must be importable in a new process. Details:\n{details}"
         )
 
     def terminate(self) -> None:
@@ -222,7 +223,8 @@ class AsynchronousDataAccessor:
         """
         if not self._finalizer.still_active():
             raise Error(
-                "the AsynchronousDataAccessor has been terminated: make a new one to iterate again"
+                "the AsynchronousDataAccessor has been terminated: make a new "
+                "AsynchronousDataAccessor to iterate again"
             )
         self._give_back()
         if self._begun:
@@ -348,7 +350,9 @@ class AsynchronousDataAccessor:
                 return self._channel.receive()
         except (EOFError, OSError):
             self._process.join(_SECONDS_TO_TERMINATE)
-            return Failure(f"the loader process ended with exit code {self._process.exitcode}")
+            return Failure(
+                f"the process that loads the data ended with exit code {self._process.exitcode}"
+            )
 
 
 def _check(buffer_size: int, miss_sleep_time_in_ms: float, rebatched_size: int | None) -> None:
@@ -369,8 +373,8 @@ def _say_no_miss_sleep() -> None:
     """Warn once, on instance 0, that ``miss_sleep_time_in_ms`` has no effect."""
     if context.environment().instance_index == 0:
         logger.warning(
-            "miss_sleep_time_in_ms does nothing here: the operating system wakes the program as "
-            "soon as the next item is ready; leave it out"
+            "miss_sleep_time_in_ms has no effect, because the operating system wakes the program "
+            "as soon as the next item is ready. Omit miss_sleep_time_in_ms"
         )
 
 
@@ -383,8 +387,8 @@ def _strategy_of(given: Any) -> SharingStrategy:
     strategy = SharingStrategy.__members__.get(given, given) if isinstance(given, str) else given
     assert strategy in tuple(SharingStrategy), (
         f"sharing_strategy={given!r}: expected one of "
-        f"{', '.join(f'poptorch.SharingStrategy.{each.name}' for each in SharingStrategy)}, or "
-        "its name as text"
+        f"{', '.join(f'poptorch.SharingStrategy.{each.name}' for each in SharingStrategy)}, or the "
+        "name of one of these as a text"
     )
     return SharingStrategy(strategy)
 
@@ -421,9 +425,9 @@ def _start(job: Job, connection: Connection, strategy: SharingStrategy) -> Any:
             raise
         raise Error(
             "AsynchronousDataAccessor worker thread failed to start: the data set, or a function "
-            f"that it is loaded with, cannot be sent to another process ({error}). Define it at "
-            "the top of a module, not inside a function, or choose "
-            "sharing_strategy=poptorch.SharingStrategy.Fork (async_options of a DataLoader)"
+            f"of the loader such as collate_fn, cannot be sent to another process ({error}). "
+            "Define the data set and the functions at the top of a module, or choose "
+            "sharing_strategy=poptorch.SharingStrategy.Fork (for a DataLoader: in async_options)"
         ) from error
     return process
 

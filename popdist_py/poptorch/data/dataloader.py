@@ -282,9 +282,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             if self.num_workers == 0 or error.errno not in _NO_SHARED_MEMORY:
                 raise
             raise Error(
-                f"num_workers={self.num_workers}: worker processes need shared memory, and "
-                f"/dev/shm gives none ({error.strerror}). Make it larger or writable (docker run "
-                "--shm-size=1g, mount -o remount,size=1g /dev/shm), or load with num_workers=0"
+                f"num_workers={self.num_workers}: worker processes need shared memory, but "
+                f"/dev/shm cannot provide it ({error.strerror}). Make /dev/shm larger or writable "
+                "(docker run --shm-size=1g, mount -o remount,size=1g /dev/shm), or load the data "
+                "with num_workers=0"
             ) from error
 
     def _begin(self) -> Iterator[Any]:
@@ -410,13 +411,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """
         if self._accessor is not None:
             raise Error(
-                "The DataLoader already uses an AsynchronousDataAccessor: iterate it directly, or "
-                "make it with mode=DataLoaderMode.Sync"
+                "The DataLoader already uses an AsynchronousDataAccessor: iterate over the "
+                "DataLoader itself, or make the DataLoader with mode=DataLoaderMode.Sync"
             )
         if self._mode == DataLoaderMode.Sync and size is None:
             assert self.combinedBatchSize in (None, 1) or self._sizes.drop_last, (
-                "The last batch of the DataLoader may be incomplete (drop_last=False): give "
-                "rebatched_size, or use drop_last=True"
+                "The last batch of the DataLoader may be incomplete (drop_last=False): pass "
+                "rebatched_size to the AsynchronousDataAccessor, or make the DataLoader with "
+                "drop_last=True"
             )
         # In the modes Async and AsyncRebatched, the DataLoader refers to its accessor. With a weak
         # reference from the accessor to the DataLoader, the DataLoader and the accessor do not form
@@ -478,8 +480,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         short = self._num_elements() % combined
         if short:
             logger.warning(
-                "The data set's %s cannot be divided into batches of %d: the last tensor "
-                "will have a batch size of %d. Use drop_last=True to leave it out",
+                "The data set's %s cannot be divided into batches of %d: the last tensor will have "
+                "a batch size of %d. Use drop_last=True to leave out the incomplete last batch",
                 counted(self._num_elements(), "element"),
                 combined,
                 short,

@@ -70,7 +70,8 @@ def load_sizes(
     """
     combined = None if batch_size is None else batch_size * micro_batches
     assert "rebatched_size" not in (async_options or {}), (
-        "'rebatched_size' is not an option for async_options: use mode AsyncRebatched"
+        "'rebatched_size' is not an option for async_options: to rebatch, use "
+        "mode=poptorch.DataLoaderMode.AsyncRebatched"
     )
     rebatched = mode == DataLoaderMode.AsyncRebatched or (
         mode == DataLoaderMode.Async and not drop_last
@@ -80,8 +81,8 @@ def load_sizes(
     loaded = combined
     if mode == DataLoaderMode.AsyncRebatched and rebatched_worker_size is not None:
         assert 1 <= rebatched_worker_size <= (combined or 0), (
-            f"rebatched_worker_size is {rebatched_worker_size}: it must be at least 1 and not "
-            f"greater than the combined batch size, {combined}"
+            f"rebatched_worker_size is {rebatched_worker_size}: it must be at least 1, and at most "
+            f"the number of elements in a combined batch, {combined}"
         )
         loaded = rebatched_worker_size
     return LoadSizes(combined=combined, loaded=loaded, rebatched=rebatched, drop_last=drop_last)
@@ -135,12 +136,13 @@ def check_batch_sampler(batch_size: int | None, shuffle: bool, partitioned: bool
     if batch_size != 1 or shuffle:
         raise Error(
             "batch_sampler is mutually exclusive with batch_size and shuffle: got "
-            f"batch_size={batch_size} and shuffle={shuffle}; give only the batch_sampler"
+            f"batch_size={batch_size} and shuffle={shuffle}. Omit batch_size and shuffle"
         )
     if partitioned:
         raise Error(
-            "batch_sampler is mutually exclusive with auto_distributed_partitioning: partition "
-            "in the sampler and give auto_distributed_partitioning=False"
+            "batch_sampler is mutually exclusive with auto_distributed_partitioning: divide the "
+            "elements among the instances in the sampler, and pass "
+            "auto_distributed_partitioning=False"
         )
 
 
@@ -154,7 +156,8 @@ def check_iterable(num_workers: int, partitioned: bool, kwargs: dict[str, Any]) 
     """
     assert not partitioned, (
         "auto_distributed_partitioning is not supported for an IterableDataset with several "
-        "processes: partition inside the data set and give auto_distributed_partitioning=False"
+        "processes: divide the elements among the processes in the data set, and pass "
+        "auto_distributed_partitioning=False"
     )
     if num_workers > 1 and kwargs.get("worker_init_fn") is None:
         logger.warning(

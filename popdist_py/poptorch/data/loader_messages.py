@@ -163,7 +163,7 @@ class Channel:
         """
         ready = [file for file, _ in self._poll.poll()]
         if self._connection.fileno() not in ready:
-            raise EOFError("the other process has ended")
+            raise EOFError("the process at the other end of the channel has ended")
         return pickle.loads(self._connection.recv_bytes())
 
     def close(self) -> None:

@@ -71,8 +71,8 @@ def position_in(state: Mapping[str, Any], batch_elements: int | None) -> int:
     batches, rest = divmod(position * before, batch_elements)
     if rest:
         logger.warning(
-            "The loaded state is %s into an epoch, which is not a multiple of the batch size "
-            "%d: %s read again",
+            "The loaded state of the DataLoader continues after %s of an epoch, which is not a "
+            "multiple of %d, the number of elements in a batch: %s read again",
             counted(position * before, "element"),
             batch_elements,
             f"{counted(rest, 'element')} {'is' if rest == 1 else 'are'}",

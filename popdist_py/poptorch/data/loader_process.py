@@ -233,10 +233,13 @@ def _iterate(items: Any) -> Iterator[Any]:
 
 def _num_rows(item: Any) -> int:
     shapes = [list(tensor.shape) for tensor in tensors_of(item)]
-    assert shapes, f"the data set returned a {type(item).__name__} without tensors"
+    assert shapes, (
+        f"the data set returned a {type(item).__name__} without tensors: expected an item with at "
+        "least one tensor"
+    )
     assert all(shape and shape[0] == shapes[0][0] for shape in shapes), (
-        f"the data set returned tensors of shapes {', '.join(map(str, shapes))}: to assemble "
-        "batches of another size, all need the same first dimension"
+        f"the data set returned an item with tensors of shapes {', '.join(map(str, shapes))}: to "
+        "assemble batches of another size, all tensors of an item need the same first dimension"
     )
     return shapes[0][0]
 

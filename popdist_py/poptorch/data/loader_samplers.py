@@ -47,8 +47,8 @@ def group_batches(
     """
     if sampler_length(batch_sampler) is None:
         logger.warning(
-            "The batch sampler %s has no usable __len__: the length of the DataLoader is unknown. "
-            "Define __len__ if you need it",
+            "The batch sampler %s has no usable __len__, so the length of the DataLoader is "
+            "unknown. Define __len__ in the batch sampler if the program needs len(loader)",
             type(batch_sampler).__name__,
         )
     if size == 1:
@@ -100,8 +100,8 @@ def _divided(
 ) -> GlobalOrderSampler:
     """Return a sampler that yields this process's share of the data set."""
     assert sizes.combined is not None, (
-        "batch_size=None is not allowed with auto_distributed_partitioning: give a batch_size, or "
-        "auto_distributed_partitioning=False"
+        "batch_size=None is not allowed with auto_distributed_partitioning=True: pass a "
+        "batch_size, or pass auto_distributed_partitioning=False"
     )
     share_sampler(sampler, options)
     indices = range(len(dataset)) if sampler is None else sampler

@@ -56,7 +56,8 @@ class Source:
     sampler: Any = None
     dataset: Any = None
     why_empty: str = (
-        "the data set is empty, or its items do not fill one batch: it must yield a first item"
+        "the data set is empty, or its items do not fill one batch. The data set must yield at "
+        "least one item"
     )
 
 

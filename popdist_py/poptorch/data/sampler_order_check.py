@@ -83,9 +83,10 @@ def check(communicator: Communicator) -> None:
             if same and same[0].digest != own.digest:
                 first, other = communicator.instances[0], communicator.instances[index]
                 logger.warning(
-                    "The sampler %s draws one order on instance %d and another one on instance %d: "
-                    "some elements are read more than once, and others never. Give the sampler the "
-                    "same seed on every instance, or use a sampler of torch without a generator",
+                    "The sampler %s draws different orders on instance %d and on instance %d: some "
+                    "elements are read more than once, and others are never read. Give the sampler "
+                    "the same seed on every instance, or use a sampler of torch without the "
+                    "argument generator",
                     own.sampler,
                     first,
                     other,

@@ -193,7 +193,10 @@ class GroupedBatchSampler:
         """
         length = sampler_length(self._batches)
         if length is None:
-            raise TypeError(f"the batch sampler {type(self._batches).__name__} has no length")
+            raise TypeError(
+                f"the batch sampler {type(self._batches).__name__} has no length: define its "
+                "method __len__()"
+            )
         return length
 
     def __len__(self) -> int:
@@ -347,7 +350,7 @@ def _joined(batches: Sequence[Any]) -> Any:
         return type(first)(item for batch in batches for item in batch)
     raise TypeError(
         f"cannot join batches of type {type(first).__name__} along dimension 0: the collate "
-        "function must return tensors, lists, tuples or dicts of them, or a type with a parser "
+        "function must return tensors, lists, tuples or dicts of tensors, or a type with a parser "
         "(poptorch.registerCustomArgParser)"
     )
 

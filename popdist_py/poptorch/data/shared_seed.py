@@ -46,9 +46,9 @@ def shared_seed(options: Options) -> int:
         return int(options.random_seed)
     is_alone = options.Distributed.numProcesses == 1
     assert is_alone or _is_connected(options), (
-        f"Options.Distributed has {options.Distributed.numProcesses} processes that nothing "
-        "connects, so they cannot agree on a random order: set one seed on all of them with "
-        "poptorch.Options.randomSeed(), or start them with poprun-py"
+        f"Options.Distributed has {options.Distributed.numProcesses} processes, but these "
+        "processes are not connected, so they cannot agree on a random order. Start the processes "
+        "with poprun-py, or set the same poptorch.Options.randomSeed() in all of them"
     )
     own = int(torch.randint(2**31, ()))
     if is_alone:
@@ -60,8 +60,8 @@ def shared_seed(options: Options) -> int:
     if communicator.instance_index == 0 and not _announced:
         _announced.append(seed)
         logger.warning(
-            "shuffle without randomSeed: the instances share the seed %d; set "
-            "options.randomSeed(%d) to repeat this order",
+            "shuffle=True without Options.randomSeed(): all instances use the seed %d, which "
+            "instance 0 has drawn. To repeat this order of the data, set options.randomSeed(%d)",
             seed,
             seed,
         )

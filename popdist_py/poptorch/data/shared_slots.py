@@ -184,7 +184,8 @@ class SlotWriter:
         if isinstance(item, torch.Tensor):
             if id(item) not in self._placed:
                 assert item.layout == torch.strided, (
-                    f"the data set returned a tensor of layout {item.layout}: call to_dense() on it"
+                    f"the data set returned a tensor of layout {item.layout}: expected a dense "
+                    "tensor, such as the result of its to_dense()"
                 )
                 copy = self.empty(item.shape, item.dtype)
                 copy.copy_(item.detach())
@@ -215,7 +216,10 @@ def read(slot: Slot, description: Any) -> Any:
     if isinstance(description, _Custom):
         original = pickle.loads(description.original)
         parser = parser_of(original)
-        assert parser is not None, f"no parser is registered for {type(original).__name__}"
+        assert parser is not None, (
+            f"no parser is registered for the type {type(original).__name__}: register a parser "
+            "with poptorch.registerCustomArgParser()"
+        )
         tensors = map(slot.tensor, description.leaves)
         return parser.reconstruct(original, iter(tensors))
     return [read(slot, value) for value in description]

@@ -25,7 +25,7 @@ def too_few_elements(
     """
     combined = batch_size * batching.num_slices
     return _text(
-        f"the data set's {counted(elements, 'element')} {_do(elements)} not fill one of "
+        f"the data set has {counted(elements, 'element')}, but a combined batch needs "
         f"{counted(combined, 'element')}",
         f"batch_size {batch_size} x {_factors(batching)}",
         combined,
@@ -42,11 +42,10 @@ def empty_share(elements: int, *, instance: int, num_instances: int) -> str:
         num_instances: The number of instances that share the data set.
     """
     return (
-        f"The DataLoader of instance {instance} has no batch: the data set's "
-        f"{counted(elements, 'element')}, shared out among {num_instances} instances, "
-        f"{'leaves' if elements == 1 else 'leave'} none for it. All "
-        "instances must make a training call together: if one makes no call, the others fail. "
-        "Give more data, or use drop_last=True, so that all instances have as many batches"
+        f"The DataLoader of instance {instance} has no batches: the data set has "
+        f"{counted(elements, 'element')} for {num_instances} instances. All instances must make a "
+        "training call together, so the job fails if one instance makes no call. Give more data, "
+        "or use drop_last=True, so that all instances have the same number of batches"
     )
 
 
@@ -58,16 +57,12 @@ def too_few_batches(batches: int, batching: Batching) -> str:
         batching: The batching factors of the model, such as the device iterations.
     """
     return _text(
-        f"the batch sampler's {counted(batches, 'batch')} {_do(batches)} not fill one of "
+        f"the batch sampler has {counted(batches, 'batch')}, but a call of the model needs "
         f"{counted(batching.num_slices, 'batch')}",
         _factors(batching),
         batching.num_slices,
         num_instances=1,
     )
-
-
-def _do(count: int) -> str:
-    return "does" if count == 1 else "do"
 
 
 def _factors(batching: Batching) -> str:
@@ -80,11 +75,11 @@ def _factors(batching: Batching) -> str:
 
 def _text(what: str, factors: str, needed: int, num_instances: int) -> str:
     on_each = (
-        f" on each of {num_instances} instances, {needed * num_instances} in all"
+        f" on each of {num_instances} instances, {needed * num_instances} in total"
         if num_instances > 1
         else ""
     )
     return (
-        f"The DataLoader has no batches: {what} ({factors}){on_each}. Make one of these factors "
-        "smaller, give more data, or use drop_last=False"
+        f"The DataLoader has no batches: {what} ({factors}){on_each}. Make a factor of the batch "
+        "size smaller, give more data, or use drop_last=False"
     )

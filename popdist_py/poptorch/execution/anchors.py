@@ -161,8 +161,8 @@ class Anchors:
         names += [f"{kind}___{one}" for kind in ("Gradient", "UpdatedVar") for one in self._updated]
         nearest = difflib.get_close_matches(name, sorted(names), n=10, cutoff=0.0)
         return (
-            f"Cannot anchor tensor {name!r}: the model has no such tensor. The nearest are "
-            f"{', '.join(nearest)}; getTensorNames() lists all"
+            f"Cannot anchor tensor {name!r}: the model has no such tensor. The nearest names of "
+            f"tensors are {', '.join(nearest)}; getTensorNames() lists all names"
         )
 
     def begin(self) -> None:
@@ -190,8 +190,8 @@ class Anchors:
             AssertionError: No anchored tensor has the short name ``short``.
         """
         assert short in self._collectors, (
-            f"No tensor is anchored as {short!r}: use Options.anchorTensor() before compiling, "
-            "and run the model"
+            f"No tensor is anchored with the name {short!r}: call Options.anchorTensor() before "
+            "the model is compiled, then run the model"
         )
         return self._collectors[short].result()
 

@@ -65,7 +65,9 @@ class FloatingPointTraps(TorchDispatchMode):
         result = func(*args, **kwargs)
         values = [*args, *kwargs.values()]
         if name in _COMPARISONS and any(map(_has_nan, tensors_of(values))):
-            raise Error(f"Floating point exception: {name} compares with NaN")
+            raise Error(
+                f"Floating point exception: the operation {name} compares a tensor with NaN"
+            )
         own = {id(tensor) for _, tensor in written}
         made = [("", tensor) for tensor in tensors_of(result) if id(tensor) not in own]
         made += [pair for pair, was_bad in zip(written, were_bad, strict=True) if not was_bad]
@@ -99,9 +101,12 @@ def _check_new(
     if had_nan:
         return
     if any(map(_has_nan, bad)):
-        raise Error(f"Floating point exception: invalid operation in {where}")
+        raise Error(f"Floating point exception: invalid operation (a result is NaN) in {where}")
     if not had_infinity:
-        raise Error(f"Floating point exception: division by zero or overflow in {where}")
+        raise Error(
+            "Floating point exception: division by zero or overflow (a result is infinite) in "
+            f"{where}"
+        )
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Named]:

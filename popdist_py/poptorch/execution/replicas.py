@@ -328,7 +328,7 @@ class FusedReplicas:
         buffers = [stack for _, _, stack in self._places]
         run = torch.func.vmap(partial(self._run_one, call), randomness="different")
         if not stacked and not buffers:
-            raise RuntimeError("the model takes no inputs")
+            raise RuntimeError("the model has neither inputs nor buffers for each replica")
         with folded_batches():
             if model.first_forward.is_random:
                 first = model.first_replica

@@ -87,7 +87,10 @@ class GroupNorms(TorchFunctionMode):
                 input, running_mean, running_var, weight, bias, training, momentum, eps
             )
         if torch._C._functorch.is_batchedtensor(input):
-            raise RuntimeError("a batch norm of a group cannot be vectorised here")
+            raise RuntimeError(
+                "a batch norm with statistics of a group of replicas cannot run inside "
+                "torch.func.vmap"
+            )
         # Statistics of float16 inputs are computed in float32, as in torch's batch norm.
         own = torch.float64 if input.dtype == torch.float64 else torch.float32
         apply: Callable[..., tuple[torch.Tensor, ...]] = _GroupNorm.apply
@@ -181,7 +184,7 @@ class _GroupNorm(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             replicas, channels = ctx.rows
             rows = torch.cat([of_bias.view(replicas, -1), of_weight.view(replicas, -1)], 1)
-            name = f"batch norm of {counted(channels, 'channel')}, backward"
+            name = f"batch norm of {counted(channels, 'channel')} (backward)"
             sums = _sum(OF_GROUP(rows, ctx.handle, name))
             of_means, of_scales = (part.reshape(-1) / total for part in sums.split(channels, 1))
             factor = scale if weight is None else scale * weight
@@ -225,7 +228,7 @@ def _statistics_of_group(
         mean.view(replicas, channels),
         variance.view(replicas, channels) * number,
     ]
-    name = f"batch norm of {counted(channels, 'channel')}, forward"
+    name = f"batch norm of {counted(channels, 'channel')} (forward)"
     told = OF_GROUP(torch.cat(own, 1), handle, name)
     numbers, means, squares = told.split([1, channels, channels], 2)
     total = _sum(numbers)

@@ -121,7 +121,10 @@ def meet(value: Any) -> Any:
     """
     thread = _current.get()
     if thread is None:
-        raise RuntimeError("there are other replicas, which do not run in turns with this one")
+        raise RuntimeError(
+            "a batch norm with statistics of a group of replicas was called outside of the turns "
+            "in which the replicas run"
+        )
     return thread.meet(value)
 
 

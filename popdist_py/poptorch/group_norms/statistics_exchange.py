@@ -105,19 +105,24 @@ class GroupExchange:
         for replica, question in enumerate(questions):
             if question.name != first.name or question.row.shape != first.row.shape:
                 raise self._different(
-                    f"0 computes the {first.name}, replica {replica} the {question.name}"
+                    f"0 computes the {first.name}, but local replica {replica} computes the "
+                    f"{question.name}"
                 )
         told = self._of_all(torch.cat([question.row for question in questions]), first.name)
         return [told[replica : replica + 1] for replica in range(len(questions))]
 
     def missed(self, ended: int, waiting: int, question: Question) -> Error:
         """Return the error for a replica that ended while another replica computes a batch norm."""
-        return self._different(f"{waiting} computes the {question.name}, replica {ended} none")
+        return self._different(
+            f"{waiting} computes the {question.name}, but local replica {ended} computes no "
+            "further batch norm"
+        )
 
     def _different(self, what: str) -> Error:
         return Error(
             f"Options.Training.distributedBatchNormReplicaGroupSize({self.size}): local replica "
-            f"{what}; let the forward run the same batch norms in the same order on all replicas"
+            f"{what}. The forward pass must run the same batch norms in the same order on all "
+            "replicas"
         )
 
     def _of_all(self, rows: torch.Tensor, name: str) -> torch.Tensor:

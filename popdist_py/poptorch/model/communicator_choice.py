@@ -38,8 +38,9 @@ def _join(options: Options) -> Communicator:
         return SoloCommunicator()
     if not context.is_launched():
         logger.warning(
-            "Options.Distributed has %d processes, but nothing connects them: this one trains on "
-            "its own. Start them with poprun-py, so that gradients are reduced over all",
+            "Options.Distributed has %d processes, but these processes are not connected: this "
+            "process trains alone. Start the processes with poprun-py, so that gradients are "
+            "reduced over all processes",
             options.Distributed.numProcesses,
         )
     if not context.is_initialised():
@@ -54,8 +55,9 @@ def _check_replicas(options: Options) -> None:
     if context.is_launched() and takes_part and replicas != instance.num_local_replicas:
         logger.warning(
             "The launcher gave this instance %d local replicas, but Options.replicationFactor is "
-            "%d, which counts: poptorch.DistributedOptions() takes the launcher's number, as "
-            "popdist.poptorch.Options(ipus_per_replica=...) does",
+            "%d, and replicationFactor is used. To use the number of the launcher, make the "
+            "options with poptorch.DistributedOptions() or "
+            "popdist.poptorch.Options(ipus_per_replica=...)",
             instance.num_local_replicas,
             replicas,
         )

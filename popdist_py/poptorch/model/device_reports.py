@@ -96,14 +96,15 @@ class DeviceReports(ModelOnDevice):
             return graph_of_model(self._model, self._options, args, kwargs, training=self._training)
         if self._compiled is None:
             raise Error(
-                "The model is not compiled, so its sizes are not known: give arguments like those "
-                "of a call, as in model.memoryReport(x), or compile it first"
+                "The model is not compiled, so the shapes of its inputs are unknown: pass "
+                "arguments like those of a call, as in model.memoryReport(x), or compile the model "
+                "first"
             )
         if self._compiled.executable.model_graph is None:
             raise Error(
-                "This model was compiled without a graph of its forward: give arguments like those "
-                'of a call, as in model.memoryReport(x); Options.Emulator.memory("off") leaves the '
-                "graph out, and a graph cannot be made of every forward"
+                "The model was compiled without a graph of its forward pass: pass arguments like "
+                'those of a call, as in model.memoryReport(x). Options.Emulator.memory("off") '
+                "omits the graph, and some forward passes cannot be recorded in a graph"
             )
         return self._compiled.executable.model_graph
 

@@ -74,7 +74,8 @@ def ipuHardwareVersion() -> int:
         AssertionError: A pod is configured, and this program cannot use any IPU of the pod.
     """
     assert ipuHardwareIsAvailable(), (
-        "No IPU is available: ipuHardwareIsAvailable() tells, and its log says why"
+        "No IPU is available: poptorch.ipuHardwareIsAvailable() returned False, and the log "
+        "says why"
     )
     return _VERSION
 
@@ -121,7 +122,9 @@ def _acquire_of(
     waits = os.environ.get(_WAIT, "") not in ("", "0")
 
     def say(error: InUseError) -> None:
-        logger.warning("Waiting for an IPU device, as %s says: %s", _WAIT, error)
+        logger.warning(
+            "Waiting for an IPU device, because the variable %s is set: %s", _WAIT, error
+        )
 
     try:
         try:
@@ -136,11 +139,11 @@ def _acquire_of(
         if waits:
             return False
         raise InUseError(
-            f"{error}; a model gives its device back by detachFromDevice() or destroy(), and "
-            f"{_WAIT}=1 waits for one"
+            f"{error}. To release the device of a model, call its detachFromDevice() or destroy(). "
+            f"To wait for a free device, set {_WAIT}=1"
         ) from error
     logger.info(
-        "Attached to device %d of partition %s (%s)",
+        "The model is attached to device %d of partition %s (%s)",
         held.device.id,
         held.partition.name,
         counted(len(held.device.ipus), "IPU"),
@@ -157,7 +160,8 @@ def _give_back(held: HeldDevice) -> None:
         held.detach()
     except PodError as error:
         logger.warning(
-            "Device %d of partition %s was not given back, the pod frees it by itself: %s",
+            "Device %d of partition %s was not released, and the pod will free the device "
+            "later: %s",
             held.device.id,
             held.partition.name,
             error,
@@ -174,8 +178,8 @@ def _acquire_id(ipu_id: int, holder: Any) -> None:
     current = held() if held is not None else None
     if current is not None and current is not holder:
         raise Error(
-            f"Failed to acquire device with id {ipu_id}: another model is attached to it; call "
-            "its detachFromDevice() or destroy() first"
+            f"Failed to acquire device with id {ipu_id}: another model is attached to the device. "
+            "Call detachFromDevice() or destroy() of that model first"
         )
     _holders[ipu_id] = weakref.ref(holder)
 

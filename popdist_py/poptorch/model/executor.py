@@ -123,8 +123,8 @@ class PoplarExecutor(DeviceReports):
         """
         if self._link is None:
             raise Error(
-                "setOptimizer() is for training models: an inference model updates nothing. Give "
-                "the optimizer to poptorch.trainingModel()"
+                "setOptimizer() is for training models: an inference model does not update "
+                "weights. Pass the optimizer to poptorch.trainingModel()"
             )
         is_other = self._link.replace(optimizer, scheduler)
         if self._compiled is None:
@@ -237,7 +237,9 @@ class PoplarExecutor(DeviceReports):
 
     def _require_link(self) -> OptimizerLink:
         if self._link is None:
-            raise Error("This is an inference model: only a poptorch.trainingModel has this state")
+            raise Error(
+                "This model is an inference model: only a poptorch.trainingModel has training state"
+            )
         return self._link
 
     def save(
@@ -323,7 +325,9 @@ class PoplarExecutor(DeviceReports):
         Raises:
             AssertionError: The model is not compiled.
         """
-        assert self._compiled is not None, "The model must be compiled first"
+        assert self._compiled is not None, (
+            "The model must be compiled first: call the model, or its method compile()"
+        )
         assert self._signature is not None
         return inspection.tensor_names(self._compiled, len(self._signature.template.leaves))
 

@@ -53,5 +53,5 @@ def cycle_count(compiled: Compiled | None, options: Options) -> int:
         raise Error("Cycle counting is disabled: set Options.logCycleCount(True)")
     cycles = None if compiled is None else compiled.program.counters.cycles()
     if cycles is None:
-        raise Error("No cycles were counted: run the model at least once")
+        raise Error("No cycles of the IPU were counted: run the model at least once")
     return cycles

@@ -134,7 +134,9 @@ class ModelOnDevice:
             self._model.forward, args, kwargs, self._options.batching(self._training).num_slices
         )
         if self._last_call.has_dictionary:
-            self._transfer.warn_once("Dicts as inputs are flattened in the order of their keys")
+            self._transfer.warn_once(
+                "Dictionaries in the inputs of the model are flattened in the order of their keys"
+            )
         start = time.perf_counter()
         heartbeat.enter(COMPILING)
         compile_hooks.before_compile()
@@ -204,7 +206,8 @@ class ModelOnDevice:
     def _require_compiled(self) -> Compiled:
         if self._compiled is None:
             raise Error(
-                "The model has not been compiled or has been destroyed: call it or compile() first"
+                "The model has not been compiled or has been destroyed: call the model, or its "
+                "method compile(), first"
             )
         return self._compiled
 
@@ -240,7 +243,8 @@ class ModelOnDevice:
             assert self._signature is not None
             self._last_call = self._signature.matched(self._model.forward, args, kwargs)
         assert self._options.connection_type != enums.ConnectionType.Never, (
-            "Trying to run a model on an offline device: ConnectionType.Never has none"
+            "Trying to run a model on an offline device: a model with ConnectionType.Never has "
+            "no device"
         )
         if not self._attached:
             self.attachToDevice()
@@ -377,7 +381,7 @@ class ModelOnDevice:
         """
         self._require_compiled()
         assert self._options.connection_type != enums.ConnectionType.Never, (
-            "Trying to attach to an offline device: ConnectionType.Never has none"
+            "Trying to attach to an offline device: a model with ConnectionType.Never has no device"
         )
         if self._attached:
             raise Error("The model is already attached to its device")
@@ -392,7 +396,7 @@ class ModelOnDevice:
         """
         self._require_compiled()
         if not self._attached:
-            raise Error("Device is not attached")
+            raise Error("The model is not attached to a device")
         self._fetch()
         self._release()
 

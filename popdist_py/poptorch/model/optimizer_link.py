@@ -144,8 +144,9 @@ class OptimizerLink:
         if strategy == enums.MeanReductionStrategy.Running and strategy != training(name):
             if is_compiled:
                 raise ValueError(
-                    "The model is already compiled with another mean reduction strategy than "
-                    f"this optimizer's accumulation type needs ({strategy.name})"
+                    "The accumulation type of the new optimizer needs the mean reduction strategy "
+                    f"{strategy.name}, but the model is already compiled with another mean "
+                    "reduction strategy"
                 )
             self._options._unfreeze()
             training.set(**{name: strategy})

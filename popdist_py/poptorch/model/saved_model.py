@@ -72,8 +72,10 @@ class SavedModel:
         """
         if path.is_dir():
             path = path / _DEFAULT_NAME
-            logger.warning("The target is a folder: the model is saved as %s", path)
-        assert not path.parent.is_file(), f"{path.parent} is a file: cannot save {path.name} in it"
+            logger.warning("The target of save() is a folder: the model is saved as %s", path)
+        assert not path.parent.is_file(), (
+            f"{path.parent} is a file, not a folder: cannot save {path.name} in {path.parent}"
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         own = io.BytesIO()
         torch.save(
@@ -108,12 +110,12 @@ class SavedModel:
         content = _content(path)
         if not isinstance(content, dict) or content.get("magic") != _MAGIC:
             raise Error(
-                f"Invalid file {path}: save() of a PopTorch model of version {__version__} did "
-                "not write it; compile and save the model again"
+                f"Invalid file {path}: the file was not written by save() of a PopTorch model of "
+                f"version {__version__}. Compile and save the model again"
             )
         assert content["version"] == __version__, (
-            f"{path}: version mismatch: version {content['version']} saved it, this is "
-            f"{__version__}; compile and save the model again"
+            f"{path}: version mismatch: the file was saved by version {content['version']}, but "
+            f"this is version {__version__}. Compile and save the model again"
         )
         own = _unpickled(path, io.BytesIO(content["own"]))
         return cls(model=content["model"], optimizer=content["optimizer"], **own)
@@ -133,7 +135,7 @@ def _content(path: Path) -> Any:
     Raises:
         Error: The file is damaged or cannot be read, or another user may have written it.
     """
-    again = "compile and save the model again"
+    again = "Compile and save the model again"
     try:
         with os.fdopen(open_own(path), "rb") as file:
             is_whole = is_sealed(file)
@@ -144,8 +146,10 @@ def _content(path: Path) -> Any:
     except OSError as error:
         raise Error(f"Invalid file {path}: {error.strerror or error}") from error
     if is_whole is None:
-        raise Error(f"Invalid file {path}: save() of a PopTorch model did not write it; {again}")
-    raise Error(f"Invalid file {path}: it is damaged; {again}")
+        raise Error(
+            f"Invalid file {path}: the file was not written by save() of a PopTorch model. {again}"
+        )
+    raise Error(f"Invalid file {path}: the file is damaged. {again}")
 
 
 def _unpickled(path: Path, source: IO[bytes]) -> Any:
@@ -154,7 +158,7 @@ def _unpickled(path: Path, source: IO[bytes]) -> Any:
         return torch.load(source, weights_only=False)
     except Exception as error:  # The unpickling of damaged bytes can raise any exception.
         raise Error(
-            f"Invalid file {path}: it cannot be read ({type(error).__name__}: {error}). It is "
-            "damaged, names a module or class that is not there, or another version saved it: "
-            "compile and save the model again"
+            f"Invalid file {path}: the file cannot be read ({type(error).__name__}: {error}). "
+            "Either the file is damaged, or another version saved the file, or the file names a "
+            "module or class that does not exist. Compile and save the model again"
         ) from error

@@ -118,8 +118,8 @@ def load(
     """
     saved = SavedModel.read(Path(filename))
     assert saved.model is not None, (
-        f"{filename} was saved without the model: make a wrapper of the model and use its "
-        "loadExecutable()"
+        f"{filename} was saved without the model: wrap the model, and call loadExecutable() of the "
+        "wrapped model"
     )
     options = saved.options.clone()
     if options.connection_type == enums.ConnectionType.Never:
@@ -154,8 +154,8 @@ def _check_modules(model: nn.Module) -> None:
         if scripted or compiled:
             raise Error(
                 f"{f'Module {name!r}' if name else 'The model'} comes from "
-                f"{'torch.jit' if scripted else 'torch.compile'}, which is unsupported: the "
-                "wrapper compiles it itself. Use the plain torch.nn.Module"
+                f"{'torch.jit' if scripted else 'torch.compile'}, which is unsupported, because "
+                "PopTorch compiles the model itself. Pass the plain torch.nn.Module"
             )
         if isinstance(module, nn.DataParallel):
             _say_one_device()
@@ -163,7 +163,7 @@ def _check_modules(model: nn.Module) -> None:
         if is_lazy(parameter):
             raise Error(
                 f"Parameter {name!r} has no shape yet: call the module once on the host, so that "
-                "its lazy layers learn theirs"
+                "its lazy layers get the shapes of their parameters"
             )
 
 
@@ -172,8 +172,9 @@ def _say_one_device() -> None:
     """Log once, and only on instance 0, that nn.DataParallel does not have an effect."""
     if context.environment().instance_index == 0:
         logger.warning(
-            "nn.DataParallel does nothing on emulated IPUs: each replica runs the whole model. "
-            "Leave it out; Options.replicationFactor(n) divides the batches over n replicas"
+            "nn.DataParallel has no effect on emulated IPUs, because each replica runs the whole "
+            "model. Remove nn.DataParallel. To divide the batches over n replicas, use "
+            "Options.replicationFactor(n)"
         )
 
 

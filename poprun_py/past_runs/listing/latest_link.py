@@ -17,7 +17,7 @@ def link_latest(parent: Path, name: str) -> None:
     link, partial = parent / LATEST, parent / f".{LATEST}.{name}"
     try:
         if link.exists() and not link.is_symlink():
-            raise FileExistsError(None, "there is another file of that name")
+            raise FileExistsError(None, "a file of this name exists, and is not a link")
         partial.symlink_to(name)
         partial.replace(link)
     except OSError:

@@ -94,7 +94,7 @@ def remove_runs(parent: Path, runs: Iterable[RunSummary]) -> Removal:
         left = read_summaries(parent)
         repair_latest(parent, left[0].name if left else None)
     except (OSError, UsageError) as error:
-        troubles.append(f"the link latest is not changed: {error}")
+        troubles.append(f"the link named latest cannot be changed: {error}")
     return Removal(tuple(removed), tuple(troubles))
 
 
@@ -122,7 +122,7 @@ def remove_run(parent: Path, run: RunSummary) -> bool:
         except FileNotFoundError:
             return False
         if report_ns != run.report_ns:
-            raise KeptRunError("it was continued or changed meanwhile")
+            raise KeptRunError("the run was continued or changed in the meantime")
         _remove_contents(folder)
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(run.name, dir_fd=outer)
@@ -134,7 +134,7 @@ def _lock(folder: int) -> None:
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise KeptRunError("another process uses or removes it") from None
+        raise KeptRunError("another process uses or removes the run") from None
     except OSError:
         pass  # the file system does not support locks
 

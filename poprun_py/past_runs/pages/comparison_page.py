@@ -56,7 +56,7 @@ def comparison_page(comparison: Comparison, runs: Sequence[RecordedRun]) -> str:
     return page(
         f"{len(runs)} runs compared",
         sections,
-        lead=f"Against {comparison.base.label}, by {comparison.measure.description}.",
+        lead=f"Compared with {comparison.base.label}, by {comparison.measure.description}.",
         opening=_opening(comparison, comparison_doubts(comparison)),
     )
 
@@ -74,8 +74,8 @@ def scaling_page(comparison: Comparison, counts: Sequence[int]) -> str:
     return page(
         f"Scaling of {program}",
         [Section("Speed by instances", parts), Section("Runs", [Sentence(names)])],
-        lead=f"With {', '.join(map(str, counts))} instances. A row is the median of its runs, by "
-        f"{comparison.measure.description}.",
+        lead=f"With {', '.join(map(str, counts))} instances. Each row of the table is the median "
+        f"of its runs, by {comparison.measure.description}.",
         opening=_opening(comparison, scaling_doubts(comparison)),
     )
 
@@ -216,7 +216,7 @@ def _loss_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Pa
     series = _lines(runs, losses, seconds_at)
     if not series:
         return []
-    summary = f"The last loss: {_last(series)}."
+    summary = f"The last losses: {_last(series)}."
     title, x = ("Loss over samples", "samples") if by_samples else ("Loss over steps", "step")
     return [
         over_time("Loss over time", summary, series, y="loss", since=since),
@@ -235,10 +235,15 @@ def _value_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[P
         if target is not None and target.name == name:
             marks.append(Mark(target.bound, str(target), of_y=True))
         series = _lines(runs, partial(logged, name=name), seconds_at)
-        last = f"The last: {_last(series)}."
+        last = f"The last values: {_last(series)}."
         parts.append(over_time(name, last, series, y=name, marks=marks, since=since))
     if len(names) > _MOST_VALUES:
-        parts.append(Sentence(f"Not drawn: {counted(len(names) - _MOST_VALUES, 'more value')}."))
+        parts.append(
+            Sentence(
+                f"{counted(len(names) - _MOST_VALUES, 'more logged value')} "
+                f"{'is' if len(names) - _MOST_VALUES == 1 else 'are'} not drawn."
+            )
+        )
     return parts
 
 

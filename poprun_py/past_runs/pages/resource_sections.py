@@ -185,7 +185,7 @@ def _model(model: Mapping[str, Any]) -> Iterator[Part]:
     call = model.get("call")
     if call:
         yield Sentence(
-            "In the model of the device, a call takes "
+            "According to the model of the device, a call takes "
             f"{milliseconds_text(float(call['seconds']))} for "
             f"{number_text(float(call['samples']))} {plural('sample', call['samples'])} on each "
             "replica."

@@ -352,7 +352,11 @@ def _host_changes(attempts: Sequence[Mapping[str, Any]]) -> list[Part]:
         return []
     titles = ("attempt", "began", "lost", "joined", "instances", "seconds", "steps computed again")
     reason = "The number of replicas stayed the same, so the results have the same bits"
-    bits = "" if is_deterministic else " with deterministic reduction, and else agree to rounding"
+    bits = (
+        ""
+        if is_deterministic
+        else " with deterministic reduction, and agree up to rounding without it"
+    )
     return [Table("Changes of hosts", titles, rows), Sentence(f"{reason}{bits}.")]
 
 
@@ -368,7 +372,10 @@ def _restarts(attempts: Sequence[Mapping[str, Any]]) -> list[Part]:
     keys = ("seconds", *RESTART_PARTS, "num_repeated_steps")
     rows = [(number, *(_text(cost.get(key)) for key in keys)) for number, cost in costs.items()]
     titles = ("attempt", "all", *RESTART_PARTS.values(), "steps computed again")
-    text = "The duration of each restart, from the failure to the end of the next training step:"
+    text = (
+        "The table shows the duration of each restart, from the failure to the end of the next "
+        "training step:"
+    )
     return [Sentence(text), Table("Restarts", titles, rows)]
 
 
@@ -465,14 +472,18 @@ def _rerun_section(
 
     path = run.files.folder / f"attempt-{attempt.number}" / "plan.json"
     parts: list[Part] = [
-        Sentence("The same plan, from any folder:"),
+        Sentence("To run the same plan again, type in any folder:"),
         Code(f"poprun-py --from-plan {shlex.quote(str(path))}"),
     ]
     if plan is not None:
         if any(each.get("user_env") for each in (attempt.plan or {}).get("instances", ())):
-            parts.append(Sentence("Values of --env are not shown: set these variables first."))
+            parts.append(
+                Sentence(
+                    "The values of --env are not shown: set these environment variables first."
+                )
+            )
         parts += [
-            Sentence("With options, to change some of them:"),
+            Sentence("To change some of the options, type:"),
             Code(launch_command(replace(plan.config, from_plan=None))),
         ]
     return Section("Run it again", tuple(parts))

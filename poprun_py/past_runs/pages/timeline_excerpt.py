@@ -153,10 +153,11 @@ def timeline_section(excerpt: Excerpt, trace: Path) -> Section:
 
 
 def _chart(excerpt: Excerpt, rows: list[str]) -> Chart:
-    steps = f"{excerpt.num_steps} steps" if excerpt.num_steps > 1 else "One step"
+    steps = f"{excerpt.num_steps} steps" if excerpt.num_steps > 1 else "one step"
     summary = (
-        f"{steps} of instance 0 from the middle, {milliseconds_text(excerpt.seconds)} long, "
-        f"{duration_text(excerpt.at)} after the timeline begins; time runs to the right."
+        f"The chart shows {steps} of instance 0 from the middle of the timeline. The excerpt is "
+        f"{milliseconds_text(excerpt.seconds)} long, and begins {duration_text(excerpt.at)} after "
+        "the start of the timeline."
     )
     empty = bars("Some steps", summary, rows, [], unit="ms")
     shown = set(rows)

@@ -161,7 +161,7 @@ def training_section(run: RecordedRun, began: float) -> Section:
     if smaller := [*_loss(run), *values]:
         parts.append(ChartRow(smaller))
     if rest:
-        parts.append(Sentence(f"Not drawn: {', '.join(rest)}."))
+        parts.append(Sentence(f"The page does not show these logged values: {', '.join(rest)}."))
     return Section("Training", tuple(parts))
 
 
@@ -188,7 +188,7 @@ def _throughput(run: RecordedRun, began: float) -> Chart:
         summary = f"Each instance has {most} {unit} on average"
     return over_time(
         "Throughput of each instance",
-        f"{summary}. Compiling, validating and saving do not count.",
+        f"{summary}. The time for compiling, validating and saving does not count.",
         series,
         y=unit,
         marks=restart_marks(run, began),
@@ -233,7 +233,10 @@ def _loss(run: RecordedRun) -> list[Chart]:
     bad = [index for index, (_, value) in last.items() if not math.isfinite(value)]
     summary = f"At step {step:,} the loss of instance {index} is {number_text(loss)}."
     if bad:
-        summary = f"The last loss of {_instances(bad)} is not finite; such steps are gaps."
+        summary = (
+            f"The last loss of {_instances(bad)} is not finite; steps with such a loss are gaps in "
+            "the chart."
+        )
     return [lines("Loss", summary, series, x="training step", y="loss")]
 
 
@@ -279,8 +282,8 @@ def step_time_section(times: Sequence[StepTimes]) -> Section:
     if (every := max(each.every for each in times)) > 1:
         parts.append(
             Sentence(
-                f"Not all of these steps are shown: one of {every} at the end, more at the "
-                "beginning. The longest step may be missing."
+                f"The chart does not show all of these steps: it shows one of {every} at the end, "
+                "and more at the beginning. The longest step may be missing."
             )
         )
     return Section("Step time", parts)
@@ -291,9 +294,10 @@ def _waiting_chart(times: Sequence[StepTimes]) -> Chart:
     worst, slow = slowest_by_medians(medians), waited_for(medians)
     summary = (
         f"A step of instance {worst.instance} takes {milliseconds_text(worst.own_seconds)} without "
-        f"waiting, a step of the median instance {milliseconds_text(worst.median_seconds)}"
+        "waiting, and a step of the median instance takes "
+        f"{milliseconds_text(worst.median_seconds)}"
     )
-    summary += "; the others wait for it." if worst.is_slow else "."
+    summary += "; the other instances wait for this instance." if worst.is_slow else "."
     shown = sorted({*drawn_instances(medians), worst.instance})
     own = {index: medians[index][0] * 1e3 for index in shown}
     parts = [
@@ -323,7 +327,11 @@ def _histogram(
     shown = ordered if len(ordered) <= _MOST_HISTOGRAMS else ordered[:half] + ordered[-half:]
     every = [value for sample in values.values() for value in sample]
     middle, p95 = median(every), percentile(every, _P95)
-    few = f" The {half} fastest and the {half} slowest are drawn." if shown is not ordered else ""
+    few = (
+        f" The chart shows the {half} fastest and the {half} slowest instances."
+        if shown is not ordered
+        else ""
+    )
     return histogram(
         title,
         f"Median {milliseconds_text(middle)}, 95th percentile {milliseconds_text(p95)}, longest "

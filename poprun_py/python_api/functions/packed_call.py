@@ -54,10 +54,12 @@ def write_call(
     """
     name = function_name(function)
     if inspect.iscoroutinefunction(function):
-        raise UsageError(f"{name} is async: give a function that returns asyncio.run(...) of it")
+        raise UsageError(
+            f"{name} is an async function: launch a function that returns asyncio.run({name}(...))"
+        )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise UsageError(
-            f"{name} is a generator: give a function that returns a list of its values"
+            f"{name} is a generator function: launch a function that returns a list of its values"
         )
     call = (function, tuple(args), dict(kwargs or {}))
     try:
@@ -71,7 +73,7 @@ def write_call(
         "sources": _sources(function),
         "prints_failure": prints_failure,
     }
-    with start_errors(f"{name} and its arguments cannot be written"):
+    with start_errors(f"the function {name} and its arguments cannot be written to a file"):
         write_packed(folder / CALL_FILE, head, parts)
     return function_program(folder, name)
 
@@ -96,11 +98,11 @@ def _refusal(
             path = path_to_problem(value)
             return (
                 f"{name}: {part}{path and f', at {path},'} cannot be sent to the instances "
-                f"({problem}): make it inside the function instead"
+                f"({problem}): create this object inside the function instead"
             )
     return (
-        f"{name} cannot be sent to the instances ({error_words(error)}): make what it needs "
-        "inside the function"
+        f"{name} cannot be sent to the instances ({error_words(error)}): create the objects that "
+        f"{name} needs inside the function"
     )
 
 
@@ -118,7 +120,7 @@ def _parts(
         # ``function`` is not written in Python, or uses a variable that is still unset.
         return
     for key, value in {**used.globals, **used.nonlocals}.items():
-        yield f"{key!r} ({type(value).__name__}), which it uses,", value
+        yield f"variable {key!r} ({type(value).__name__}), which the function uses,", value
 
 
 def _sources(function: object) -> dict[str, list[str]]:

@@ -102,7 +102,7 @@ def open_packed(path: Path) -> PackedFile:
         raise IncompleteFileError(str(error)) from None
     end = len(pages) - _END.size
     if end < _LENGTH.size or _END.unpack_from(pages, end) != (zlib.crc32(pages[:end]), _MARK):
-        raise IncompleteFileError(f"{path} is incomplete, or was changed")
+        raise IncompleteFileError(f"the file {path} is incomplete or was changed")
     (length,) = _LENGTH.unpack_from(pages)
     begin = _ALIGNMENT
     index = json.loads(bytes(pages[begin : begin + length]))

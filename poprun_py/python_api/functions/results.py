@@ -53,7 +53,10 @@ def read_results(folder: Path, result: LaunchResult) -> list[Any]:
             exception of an instance cannot be unpickled.
     """
     if not folder.exists():
-        raise UsageError("the job's files have been removed: ask for its result before `with` ends")
+        raise UsageError(
+            "the files of the job have been removed: get the result before the `with` block of the "
+            "job ends"
+        )
     place = place_of_call(folder, result.restart_count)
     if result.exit_code == 0:
         return [
@@ -83,8 +86,8 @@ def _value(path: Path, instance: InstanceResult, result: LaunchResult) -> Any:
             problem = f"{name} ended with exit code 0 before the function returned"
         else:
             problem = (
-                f"the result of {name} is incomplete, or was changed: check that there is room in "
-                f"{path.parent}"
+                f"the file with the result of {name} is incomplete or was changed: check that "
+                f"{path.parent} has free space"
             )
         raise JobFailedError(problem, result) from None
     try:
@@ -92,8 +95,8 @@ def _value(path: Path, instance: InstanceResult, result: LaunchResult) -> Any:
     except Exception as error:
         kind = type(error).__name__
         raise JobFailedError(
-            f"the result of {name} cannot be read here ({kind}: {error}): return what this "
-            "Python can import, or plain values",
+            f"the result of {name} cannot be unpickled in this process ({kind}: {error}): return "
+            "values of types that this process can import, or plain values",
             result,
         ) from error
 
@@ -140,7 +143,7 @@ def _notes(others: dict[int, PackedFile], result: LaunchResult) -> Iterator[str]
     for index in sorted(others)[:_MOST_OTHERS]:
         yield f"  {_named(result.instances[index])}: {others[index].head['summary']}"
     if len(others) > _MOST_OTHERS:
-        yield f"  and {len(others) - _MOST_OTHERS} more"
+        yield f"  and {counted(len(others) - _MOST_OTHERS, 'more instance')}"
 
 
 def _named(instance: InstanceResult) -> str:

@@ -28,7 +28,8 @@ def main() -> int:
 
     if CALL not in os.environ or CALL_FILES not in os.environ:
         name = sys.argv[2] if len(sys.argv) > 2 else "a function"
-        print(f"{name} is run by poprun_py.launch only, from Python", file=sys.stderr)  # noqa: T201
+        text = f"{name} can only be run by poprun_py.launch() from a Python program"
+        print(text, file=sys.stderr)  # noqa: T201
         return 2
     # Jobs that the function launches must not inherit the variables CALL and CALL_FILES.
     path, prefix = Path(os.environ.pop(CALL)), os.environ.pop(CALL_FILES)
@@ -38,8 +39,8 @@ def main() -> int:
         return write_failure(
             prefix,
             error,
-            note="the function and its arguments could not be unpickled there: their modules must "
-            "be importable on every host, or pickled by value "
+            note="the function and its arguments could not be unpickled in the instance: their "
+            "modules must be importable on every host, or be pickled by value "
             "(cloudpickle.register_pickle_by_value)",
         )
     try:
@@ -104,8 +105,8 @@ def _write_result(prefix: str, value: object) -> int:
         return write_failure(
             prefix,
             error,
-            problem=f"({kind}) cannot be kept there ({_summary(error)}): make room, or set TMPDIR "
-            "to another folder",
+            problem=f"({kind}) cannot be written to a file on its host ({_summary(error)}): free "
+            "some space, or set TMPDIR to another folder",
         )
     return 0
 
@@ -140,7 +141,7 @@ def write_failure(
     except OSError as failure:
         if not is_printed:
             _print(text)
-        _print(f"this error cannot be written to a file: {failure}\n")
+        _print(f"the error of the function cannot be written to a file: {failure}\n")
     return _EXIT_CODE_OF_FAILURE
 
 

@@ -206,13 +206,16 @@ def _straggler_gauges(
 ) -> Iterator[Metric]:
     ratio = GaugeMetricFamily(
         "poprun_slowest_step_ratio",
-        "Step duration without waiting for others, slowest instance divided by median instance.",
+        "Ratio of step durations without waiting: the slowest instance divided by the median "
+        "instance.",
     )
     if slowest is not None and slowest["median_of_all"]:
         ratio.add_metric((), slowest["step_seconds_without_waiting"] / slowest["median_of_all"])
     yield ratio
     straggler = GaugeMetricFamily(
-        "poprun_straggler", "1 for the instance that the others wait for, else 0.", labels=_LABELS
+        "poprun_straggler",
+        "1 for the instance that the other instances wait for, else 0.",
+        labels=_LABELS,
     )
     slow = slowest["instance"] if slowest is not None and slowest["is_straggler"] else None
     for state in states:

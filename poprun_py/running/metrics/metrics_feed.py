@@ -190,7 +190,7 @@ class MetricsProcess:
         elif self._process.returncode:
             troubles.append(f"{self._what} ended early, with exit code {self._process.returncode}")
         elif self._num_dropped:
-            missing = f"{self._num_dropped} of {self._num_sent} documents were left out"
+            missing = f"{self._num_dropped} of {self._num_sent} updates of the metrics were dropped"
             troubles.append(f"{self._what} took too long: {missing}")
         return troubles
 
@@ -231,8 +231,8 @@ def listen(port: int, option: str) -> socket.socket:
     except OSError as error:
         listener.close()
         raise UsageError(
-            f"{option}: port {port} of {_HOST}: {error.strerror}; give another port, or 0 for a "
-            "free one"
+            f"{option}: cannot listen on port {port} of {_HOST}: {error.strerror}. Choose another "
+            "port, or 0 for a free port"
         ) from None
     return listener
 

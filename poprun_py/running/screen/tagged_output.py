@@ -179,7 +179,10 @@ class Sink:
             # The job continues without its output, for example if the user closed its pager.
             self.discard()
             if error.errno != errno.EPIPE:
-                lost = f"output to descriptor {self.descriptor} is lost: {error.strerror}"
+                lost = (
+                    f"the output of the job to file descriptor {self.descriptor} is lost: "
+                    f"{error.strerror}"
+                )
                 with contextlib.suppress(OSError):
                     os.write(2, f"{command_name()}: warning: {lost}\n".encode())
         self.moved_at = time.monotonic()

@@ -227,5 +227,5 @@ def parse_hello(kind: bytes, payload: bytes) -> Hello:
         or not {"rank", "pid", "host"} <= value.keys()
         or any(type(each) is not types.get(name) for name, each in value.items())
     ):
-        raise ValueError("this is not the first frame of a wrapper")
+        raise ValueError("the received data is not the first frame of an instance wrapper")
     return Hello(**value)

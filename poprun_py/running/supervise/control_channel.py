@@ -385,7 +385,7 @@ class ControlChannel:
             or not (is_for_next or 0 <= index < self._num_instances)
             or not self._may_fill(index, hello)
         ):
-            raise ValueError("not one of this job's instances")
+            raise ValueError("the caller is not one of the instances of this job")
         return Peer(
             index=index,
             is_for_next=is_for_next,
@@ -472,6 +472,7 @@ def _listen(address: str) -> socket.socket:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
         raise StartError(
-            f"cannot listen on {address} for the other hosts ({os.strerror(error.errno or 0)}): "
-            "check this machine's addresses, or choose the network: --host-subnet"
+            f"cannot listen on {address} for connections of the other hosts "
+            f"({os.strerror(error.errno or 0)}): check the addresses of this machine, or choose "
+            "the network with --host-subnet"
         ) from None

@@ -310,13 +310,15 @@ class HangCheck:
             return
         if detector.counts_steps:
             blocking = stacks.blocking_by_steps(hung, detector.progress_counts(), groups)
-            reason = f"no step for {max(detector.idle_seconds(i, now) for i in hung):.1f} s"
+            reason = (
+                f"no training step for {max(detector.idle_seconds(i, now) for i in hung):.1f} s"
+            )
             if self._mpirun.is_stopped:
                 reason += f" while mpirun ({self._mpirun.pid}) is stopped"
         else:
             blocking = stacks.blocking_by_stacks(hung, detector.progress_counts(), groups)
             idle = max(detector.idle_seconds(index, now) for index in blocking)
-            cpu = "CPU time for waiting only" if set(blocking) & set(busy) else "no CPU time"
+            cpu = "CPU time only for waiting" if set(blocking) & set(busy) else "no CPU time"
             reason = f"silent for {idle:.1f} s (no output, {cpu})"
         self._shutdown.decide(Cause.HANG, reason, hung=blocking)
         self._shutdown.end_with_stacks(blocking, groups)

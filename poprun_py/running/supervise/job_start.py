@@ -236,9 +236,9 @@ class ProgramStart:
         if problem := answer.get("problem"):
             self._shutdown.end(
                 Cause.REFUSED,
-                f"host {peer.host} cannot keep the call of {self._job.watchers.program} for "
-                f"instance {peer.index} ({problem}): make room there, or set TMPDIR to another "
-                "folder",
+                f"host {peer.host} cannot store the function call of {self._job.watchers.program} "
+                f"for instance {peer.index} ({problem}): free some space on this host, or set "
+                "TMPDIR to another folder",
             )
             return
         self._call_paths[peer.index] = answer["path"]
@@ -294,8 +294,9 @@ def misplaced(hosts: Sequence[str], peers: Mapping[int, Peer]) -> str:
         actual = peers[index].host
         if planned and actual != planned:
             return (
-                f"instance {index} is on host {actual}, planned on {planned}: leave the "
-                "placement to poprun-py (no --host or --map-by in --mpi-global-args); if the "
-                "host has another name now, launch without --no-check or plan again"
+                f"instance {index} runs on host {actual}, but the plan places it on host "
+                f"{planned}: let poprun-py place the instances (no --host or --map-by in "
+                "--mpi-global-args). If the host has a new name, launch without --no-check or make "
+                "a new plan"
             )
     return ""

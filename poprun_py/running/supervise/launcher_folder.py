@@ -43,7 +43,7 @@ def make_launcher_folder() -> JobFolder:
     for base in bases:
         with contextlib.suppress(OSError):
             return JobFolder.make(base, folder_name(str(os.getpid())))
-    raise StartError(f"no folder for temporary files can be made in {bases[0]}")
+    raise StartError(f"cannot make a folder for temporary files in {bases[0]}")
 
 
 def make_shared_memory_folder(private: Path, token: str) -> JobFolder | None:

@@ -109,7 +109,7 @@ def add_host(job: str, host: str) -> str:
             raise StartError(f"{option}: {problem}")
         if name := known.get("host"):
             return str(name)
-        raise StartError(f"{option}: the launcher is of a version that cannot add hosts")
+        raise StartError(f"{option}: the launcher of the job has a version that cannot add hosts")
     raise StartError(f"{option}: the job has just ended")
 
 
@@ -147,7 +147,9 @@ def _newest_status() -> tuple[dict[str, Any], list[int]]:
             raise StartError(f"--status: {error}") from None
         if status is not None:
             return status, sorted(pid for pid, _ in found[number + 1 :])
-    raise StartError("--status: no job of yours runs on this host; poprun-py jobs lists all jobs")
+    raise StartError(
+        "--status: none of your jobs runs on this host. The command poprun-py jobs lists all jobs"
+    )
 
 
 def _answer_of_run(name: str, option: str) -> LauncherAnswer:
@@ -163,13 +165,14 @@ def _answer_of_run(name: str, option: str) -> LauncherAnswer:
     if found:
         pids = ", ".join(str(each.pid) for each in found)
         raise StartError(
-            f"{option}: {len(found)} jobs have this name; give the process id of a launcher: {pids}"
+            f"{option}: {len(found)} jobs have this name. Give the process id of one of their "
+            f"launchers: {pids}"
         )
     # A process id names one launcher, so a launcher that does not answer is another one.
     is_pid = name.isdigit()
     problem = next((each.problem for each in reversed(answers) if each.problem), "")
     if problem and not is_pid:
-        raise StartError(f"{option}: no job that answers has this name; {problem}")
+        raise StartError(f"{option}: no job of this name answers; {problem}")
     no_job = "no job of yours" if is_pid else "no such job of yours runs on this host"
     raise StartError(f"{option}: {no_job}; {_EXPECTED}; {_running_text(answers)}")
 
@@ -230,8 +233,8 @@ def _status(path: Path) -> dict[str, Any] | None:
     pid = _launcher_of(path)
     if process_info.state_letter(pid) in "Tt":
         raise StartError(
-            f"launcher {pid} is stopped (Ctrl-Z); fg in its terminal, or kill -CONT "
-            f"{pid}, lets it go on"
+            f"launcher {pid} is stopped (Ctrl-Z): to continue it, type fg in its terminal, or kill "
+            f"-CONT {pid}"
         )
     try:
         answer = _answer(path, "status", _STATUS_SECONDS)
@@ -243,7 +246,8 @@ def _status(path: Path) -> dict[str, Any] | None:
         raise StartError(f"launcher {pid} does not answer ({error})") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError):
         raise StartError(
-            f"launcher {pid} does not answer as this version expects: use its version"
+            f"launcher {pid} does not answer in the format of this version: use the version of "
+            "poprun-py that started the job"
         ) from None
     return status
 
@@ -313,7 +317,7 @@ def _answer(path: Path, want: str | Mapping[str, str], seconds: float) -> str | 
         while data := channel.recv(1 << 16):
             payloads += [payload for _, payload in reader.feed(data)]
             if len(payloads) > _MOST_FRAMES:
-                raise ValueError("its answer is too long")
+                raise ValueError("the answer is too long")
         return b"".join(payloads).decode() if payloads else None
     return None
 
@@ -333,7 +337,7 @@ def _printable_value(answer: str) -> Any:
     try:
         return plain(read_json(answer))
     except RecursionError:
-        raise ValueError("it nests too deeply") from None
+        raise ValueError("the answer nests too deeply") from None
 
 
 def _is_launchers(path: Path) -> bool:

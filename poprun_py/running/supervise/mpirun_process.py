@@ -72,7 +72,7 @@ def daemon_log_lines(host: str, report: Mapping[str, Any]) -> Iterator[str]:
     if problem := report.get("daemon_problem"):
         yield (
             f"the MPI daemon of host {host} listens on every address of that host: the system does "
-            f"not let the first instance there change the daemon's sockets ({problem})"
+            f"not let the first instance on that host change the daemon's sockets ({problem})"
         )
 
 
@@ -309,7 +309,7 @@ class Mpirun:
         if self._process.poll() is None:
             # SIGKILL is sent first, because writing to the log may fail.
             self._signal(signal.SIGKILL)
-            self._log("mpirun did not end by itself: it was killed")
+            self._log("mpirun did not end by itself, so the launcher killed mpirun")
 
     def _is_ours(self, pid: int) -> bool:
         return self._mark in (process_info.read_file(pid, "environ") or b"")

@@ -292,7 +292,7 @@ class NextWrappers:
             self._next = self._changes.next_job() if self._changes is not None else None
             started = self._start(self._next, self) if self._next is not None else None
         except StartError as error:
-            self._log(f"no wrappers are started ahead: {error}")
+            self._log(f"no instance wrappers are started in advance: {error}")
             started = None
         if started is None:
             self._use(reason)
@@ -300,7 +300,9 @@ class NextWrappers:
         self._mpirun, self._instances = started
         self._reason, self._began = reason, time.monotonic()
         self._connected, self._ready = set(), set()
-        self._log(f"{reason}: its wrappers are started while the programs run")
+        self._log(
+            f"{reason}: the instance wrappers of this host are started while the programs run"
+        )
 
     def connected(self, peer: Peer) -> None:
         """Let a wrapper make a spare, which imports the packages of the program."""
@@ -313,14 +315,16 @@ class NextWrappers:
     def received(self, peer: Peer, kind: bytes, value: Any) -> None:
         """Use the hosts when the last wrapper is ready."""
         if kind == control_protocol.PREPARED:
-            self._log(f"the wrapper on {peer.host} {'has' if value else 'cannot have'} a spare")
+            self._log(
+                f"the wrapper on {peer.host} {'has' if value else 'cannot have'} a spare process"
+            )
             self._ready.add(peer.index)
             if len(self._ready) == len(self._instances):
                 self._end()
 
     def disconnected(self, peer: Peer) -> None:
         """Wait for the hosts again, because one of them may be lost again."""
-        self._give_up(f"the wrapper on {peer.host} has vanished")
+        self._give_up(f"the wrapper on {peer.host} has disconnected")
 
     def next_deadline(self) -> float:
         """Return the time at which ``on_time`` next has work to do; inf for never."""

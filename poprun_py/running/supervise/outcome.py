@@ -190,21 +190,22 @@ def leftovers_sentence(index: int, killed: Sequence[tuple[int, str]]) -> str:
     if len(killed) > _MAX_LEFTOVERS:
         named.append(f"{len(killed) - _MAX_LEFTOVERS} more")
     return (
-        f"instance {index} had ended, and processes that it had started still ran after the "
-        f"grace time (--grace): killed {', '.join(named)}"
+        f"instance {index} ended, but processes that it had started were still running after the "
+        f"grace time (--grace). The launcher killed {', '.join(named)}"
     )
 
 
 def _why_mpirun_ended(end: Ending, results: tuple[InstanceResult, ...]) -> str:
     """Return why mpirun ended the job, as the end of a sentence; empty without a reason."""
     if lost := _LOST_HOST.search(end.mpirun_output):
-        return f": it lost its connection with host {lost[1]}"
+        return f": mpirun lost its connection to host {lost[1]}"
     improper = _IMPROPER.search(end.mpirun_output)
     index = int(improper[1]) if improper else -1
     if 0 <= index < len(results) and results[index].code == 0:
         return (
-            f": instance {index} ended with exit code 0 but without MPI_Finalize, so that MPI "
-            "counts it as failed. Let it end by sys.exit(), not os._exit(), or call MPI_Finalize"
+            f": instance {index} ended with exit code 0 but without MPI_Finalize, so MPI counts "
+            "the instance as failed. End the program with sys.exit() instead of os._exit(), or "
+            "call MPI_Finalize"
         )
     return ""
 
@@ -298,7 +299,7 @@ def _instance_result(end: Ending, index: int) -> InstanceResult:
 def _start_failure(end: Ending) -> str:
     """Return an error message, in one line, for a job whose instances did not all connect."""
     lines = [line.strip() for line in end.mpirun_output.splitlines() if line.strip(" -")]
-    explanation = " ".join(lines)[:500].rstrip(".") if lines else "it said nothing"
+    explanation = " ".join(lines)[:500].rstrip(".") if lines else "there was no output"
     explained = ". ".join(filter(None, (explanation, _advice(end))))
     name = Path(end.job.command.words[0]).name
     if end.shortage.was_process_refused:  # mpirun's output does not mention the refusal
@@ -316,17 +317,21 @@ def _advice(end: Ending) -> str:
     # A program that writes to mapped memory of a full file system gets SIGBUS.
     if end.shortage.is_shared_memory_full:
         return (
-            "/dev/shm is full, through which MPI passes messages within a host: make it larger "
-            "(docker run --shm-size=1g, mount -o remount,size=1g /dev/shm), or find what fills it"
+            "/dev/shm is full, but MPI passes messages within a host through /dev/shm: make "
+            "/dev/shm larger (docker run --shm-size=1g, mount -o remount,size=1g /dev/shm), or "
+            "remove files from it"
         )
     if end.mpirun_code == -signal.SIGXFSZ:
-        return "MPI's own files are larger than the limit of a file's size: raise it (ulimit -f)"
+        return (
+            "the files of MPI are larger than the limit of the file size: raise the limit (ulimit "
+            "-f)"
+        )
     has_no_folder = end.mpirun_code == -signal.SIGBUS or _NO_FOLDER in end.mpirun_output
     if not (has_no_folder or end.shortage.is_disk_full):
         return ""
     return (
-        f"MPI keeps files of its own in {end.files}, which has to be writable and have some "
-        "room: set TMPDIR to another folder, or make room there"
+        f"MPI needs space for its own files in {end.files}: make this folder writable and free "
+        "some space in it, or set TMPDIR to another folder"
     )
 
 

@@ -249,7 +249,7 @@ class RunningJob:
     def accept_failed(self, error: OSError) -> None:
         """End the job if some of its instances can no longer connect."""
         connected = f"{len(self._peers)} of {counted(self.job.num_instances, 'instance')} connected"
-        problem = explain_os_error(error, f"{connected}, no more can be")
+        problem = explain_os_error(error, f"{connected}, and no more instances can connect")
         if self.control.is_complete:
             self.output.log(problem)
         else:
@@ -459,7 +459,8 @@ class RunningJob:
         else:
             self.limits.pause(time.monotonic())
             self.output.say(
-                f"instance {instance} is in the debugger; hang timeout and time limit pause"
+                f"instance {instance} is in the debugger: the hang timeout and the time limit "
+                "are paused"
             )
 
     def _resume_limits(self) -> None:

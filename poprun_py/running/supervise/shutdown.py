@@ -256,8 +256,9 @@ class JobShutdown:
         if not self._has_told_of_hosts:
             self._has_told_of_hosts = True
             self._say(
-                f"{self._new_hosts}: the job uses new hosts from its next restart on, or once its "
-                "programs keep their state in memory (--memory-checkpoints) or ask stopRequested()"
+                f"{self._new_hosts}: the job will use new hosts after its next restart, or when "
+                "its programs keep their state in memory (--memory-checkpoints) or call "
+                "stopRequested()"
             )
 
     def on_signal(self, number: int, reason: str = "") -> None:
@@ -322,7 +323,7 @@ class JobShutdown:
                 number == self._signalled_by and now < self._signalled_at + _SAME_REQUEST_SECONDS
             )
             if not is_same:
-                self._log(f"{name} again: killing all instances")
+                self._log(f"received {name} again: killing all instances")
                 self._kill_at = now
             return
         self._signalled_at, self._signalled_by = now, number
@@ -331,7 +332,7 @@ class JobShutdown:
             # signals come from programs.
             self._say(
                 f"{reason}: stopping the instances, which have {self._grace_seconds:g} s to end "
-                "(--grace); Ctrl-C again kills them at once"
+                "(--grace). Press Ctrl-C again to kill the instances at once"
             )
         if self.asked_at is not None:
             if number == signal.SIGINT:
@@ -396,7 +397,7 @@ class TimeLimits:
 
     def on_checkpoint_end(self, index: int, now: float) -> None:
         """Limit the other instances to the grace time, as ``index`` has ended at a checkpoint."""
-        reason = f"instance {index} ended at a checkpoint, others did not"
+        reason = f"instance {index} ended at a checkpoint, but other instances did not"
         at = now - self.paused_seconds + self._grace_seconds
         self._limits.setdefault(Cause.STRAGGLER, (at, reason))
 

@@ -210,7 +210,7 @@ def groups_text(groups: tuple[StackGroup, ...]) -> str:
     """Return text with one paragraph for each group of instances with equal stacks."""
     paragraphs = []
     for group in groups:
-        waits = ", waiting for others" if group.waits else ""
+        waits = ", waiting for other instances" if group.waits else ""
         names = ranges_text(group.instances)
         head = (
             f"{plural('instance', len(group.instances))} {names} ({len(group.instances)}){waits}:"
@@ -228,14 +228,20 @@ def _normal_text(processes: Any) -> str:
         title = f"process {number}, started by the program:\n" if number else ""
         text = process["text"].strip("\n")
         if not text:
-            reason = _STATES.get(process["state"], "no Python program, or one that is ending")
+            reason = _STATES.get(
+                process["state"], "the process runs no Python program, or is ending"
+            )
             text = f"no Python stack ({reason})"
         text = re.sub(r"(Current thread|Thread) 0x[0-9a-f]+", "thread", text)
         parts.append(title + text)
     return "\n".join(parts)
 
 
-_STATES = {"T": "the process is stopped", "t": "the process is being traced", "Z": "it has ended"}
+_STATES = {
+    "T": "the process is stopped",
+    "t": "the process is being traced",
+    "Z": "the process has ended",
+}
 
 
 def _with_sources(text: str) -> str:

@@ -30,7 +30,9 @@ from poprun_py.running.supervise.signal_pipe import SignalPipe
 _REPORT_SECONDS = 10.0
 # The seconds that a keeper has to replace a wrapper that was killed.
 _KEEPER_SECONDS = 0.5
-_PARTS_OF_MPI = "programs have started MPI, and no mpirun has started the wrappers of all of them"
+_PARTS_OF_MPI = (
+    "programs have started MPI, but no single mpirun has started the wrappers of all instances"
+)
 # The longest wait for an event while a job is ending, and while it is running.
 _ENDING_WAIT_SECONDS, _WAIT_SECONDS = 0.2, 1.0
 

@@ -190,7 +190,9 @@ def summary_lines(view: JobView) -> list[str]:
         f"step: {_ms(longest.step_seconds)} ms (median), {_ms(longest.p95_seconds)} ms (95th "
         "percentile)",
         f"time: {shares}",
-        _slowest(view.worst) if view.worst is not None else "slowest: there is one instance only",
+        _slowest(view.worst)
+        if view.worst is not None
+        else "slowest: the job has only one instance",
         f"use: {sum(s.cpu for s in timed):.1f} CPUs in total, at most "
         f"{bytes_text(peak.memory_bytes)} of memory (instance {peak.index})",
     ]
@@ -226,8 +228,8 @@ def _slowest(worst: Straggler) -> str:
         return "slowest: no instance stands out"
     reason = f": {worst.reason}" if worst.reason else ""
     return (
-        f"slowest: instance {worst.instance} on {worst.host or 'its host'}, "
-        f"{_ms(worst.own_seconds)} ms a step without waiting, the median is "
+        f"slowest: instance {worst.instance} on {worst.host or 'its host'} takes "
+        f"{_ms(worst.own_seconds)} ms a step without waiting, and the median instance "
         f"{_ms(worst.median_seconds)} ms{reason}"
     )
 

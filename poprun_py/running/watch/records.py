@@ -174,7 +174,7 @@ class Recorders:
 
 
 def _failure_text(recorder: Recorder, error: Exception) -> str:
-    problem = "the job goes on, but its steps are no longer recorded"
+    problem = "the job continues, but its steps are no longer recorded"
     if isinstance(error, OSError):
         return explain_os_error(error, problem)
     return f"{problem} ({type(recorder).__name__}: {error!r})"

@@ -90,8 +90,9 @@ class Straggler:
         where = f" on {self.host}" if self.host else ""
         reason = f": {self.reason}" if self.cause else ""
         return (
-            f"instance {self.instance}{where} is slow: {self.own_seconds * 1e3:.3g} ms a step "
-            f"without waiting for others, the median is {self.median_seconds * 1e3:.3g} ms{reason}"
+            f"instance {self.instance}{where} is slow: a step takes {self.own_seconds * 1e3:.3g} "
+            f"ms without waiting for other instances, and {self.median_seconds * 1e3:.3g} ms in "
+            f"the median instance{reason}"
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -44,8 +44,9 @@ def test_runs_are_found_by_name_where_the_launcher_keeps_them(runs, capsys, tmp_
     assert run(["compare", "one", "results/one"]) == 0
     capsys.readouterr()
     assert run(["compare", "--output-dir", "runs", "one", "two"]) == 2
-    assert "two: there is no such run: expected the folder of a run, or its name in runs " in (
-        capsys.readouterr().err
+    assert (
+        "two: there is no such run: expected the folder of a run, or the name of a run in runs "
+        in (capsys.readouterr().err)
     )
     monkeypatch.setenv("POPRUN_NUM_INSTANCES", "many")  # a path needs no options
     assert run(["compare", "results/two", "results/one"]) == 0
@@ -71,7 +72,7 @@ def test_json(runs, capsys):
     assert two["samples_per_second"]["median"] == pytest.approx(160)
     assert two["reached"]["median"] == pytest.approx(2.0)
     assert one["reached"] is None
-    assert one["missing"]["reached"] == "no value with that name was logged"
+    assert one["missing"]["reached"] == "no value with the name of the target was logged"
 
 
 def test_repetitions_are_grouped_with_group(runs, capsys):
@@ -105,7 +106,7 @@ def test_unreadable_lines_of_a_run_are_mentioned(runs, capsys):
         (["one"], "compare needs at least two runs, but only 'one' was given"),
         (["one", "three"], "three: there is no such run: expected the"),
         (["one", "tow"], "no such run; did you mean two?: "),
-        (["one", "runs"], "runs: not the folder of a run: it has no report.json"),
+        (["one", "runs"], "runs is not the folder of a run: it contains no report.json"),
         (["one", "runs/one"], "one and runs/one are the same run: give it once"),
         (["one", "two", "--traget", "x"], "unknown option --traget; did you mean --target?"),
         (["one", "two", "--target", "best"], "--target 'best': expected a name and a number"),

@@ -108,8 +108,8 @@ def test_a_malformed_run_is_shown_and_compared_or_refused(run, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(("text", "problem"), [
-    (b"[" * 100_000, "it nests too deeply"),
-    ('{"a": ' * 100_000, "it nests too deeply"),
+    (b"[" * 100_000, "the JSON value nests too deeply"),
+    ('{"a": ' * 100_000, "the JSON value nests too deeply"),
     (b'{"a\xff": 1}', "byte 3 is not UTF-8"),
     (b'{"a": {"b": 1, "c": 2, "b": 1}}', "'b' is given twice"),
     (b"9" * 5000, "Exceeds the limit"),

@@ -113,7 +113,7 @@ def test_a_folder_of_another_user_is_neither_removed_nor_used(tmp_path):
     os.chown(folder, 12345, 12345)
     remove_abandoned([str(tmp_path)])
     assert folder.is_dir()
-    with pytest.raises(PermissionError, match="can be entered by"):
+    with pytest.raises(PermissionError, match="other users can enter"):
         JobFolder.make(str(tmp_path), folder.name)
 
 

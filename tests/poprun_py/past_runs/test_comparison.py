@@ -150,9 +150,10 @@ def test_a_slow_instance_is_mentioned_once_for_all_runs():
     runs = [run(name, instances=2, slowest=slow(1, 0.02, 0.01)) for name in "ab"]
     other = run("d", program=("other.py",), instances=2, slowest=slow(1, 0.03, 0.01))
     assert slow_instances([*runs, run("c", instances=2), other]) == (
-        "instance 1 of 2 is slow (a, b): 20 ms a step without waiting for others, "
-        "the median is 10 ms",
-        "instance 1 of 2 is slow (d): 30 ms a step without waiting for others, the median is 10 ms",
+        "instance 1 of 2 is slow (a, b): a step takes 20 ms without waiting for other "
+        "instances, and 10 ms in the median instance",
+        "instance 1 of 2 is slow (d): a step takes 30 ms without waiting for other instances, "
+        "and 10 ms in the median instance",
     )
 
 
@@ -165,18 +166,18 @@ def test_remarks_on_unfair_differences():
         versions={"torch": "2.8", "y": "1"}, steps=30, exit_code=3,
     )  # fmt: skip
     assert remarks_on([first, second]) == (
-        "not the same program: train.py (a), other.py (b)",
-        "not the same arguments: none (a), --lr 1 (b)",
-        "not the same version of torch: 2.9 (a), 2.8 (b)",
-        "not the same hosts: one (a), one,two (b)",
-        "not the same number of steps: 20 (a), 30 (b)",
-        "not the same global batch: 8 (a), 16 (b)",
+        "different programs: train.py (a), other.py (b)",
+        "different arguments: none (a), --lr 1 (b)",
+        "different versions of torch: 2.9 (a), 2.8 (b)",
+        "different hosts: one (a), one,two (b)",
+        "different numbers of steps: 20 (a), 30 (b)",
+        "different global batches: 8 (a), 16 (b)",
         "b ended with exit code 3",
     )
     many = [replace(first, name=f"r{n}", program=("/x/train.py",)) for n in range(5)]
     elsewhere = replace(first, name="z", program=("/y/train.py",))
     assert remarks_on([*many, elsewhere]) == (
-        "not the same program: /x/train.py (r0, r1, r2 and 2 more), /y/train.py (z)",
+        "different programs: /x/train.py (r0, r1, r2 and 2 more), /y/train.py (z)",
     )
 
 

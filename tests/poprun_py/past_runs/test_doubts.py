@@ -48,18 +48,19 @@ def test_quiet_runs_have_no_doubts():
     [
         ({"cpus_of_others": 0.8}, 80.0, "other_load",
          "* other programs used CPUs of the job: 0.8 of 2 (b)"),
-        ({"shares_cores": True}, 80.0, "shared_cores", "* other jobs held the same cores: b"),
+        ({"shares_cores": True}, 80.0, "shared_cores", "* other jobs used the same cores: b"),
         ({"instances_per_cpu": 3}, 80.0, "crowded_cpus",
          "* several instances share a CPU: 3 on one CPU (b)"),
         ({"throttled": 0.25}, 80.0, "cpu_limit",
          "* a limit of CPU time stopped an instance: 25% of the time (b)"),
         ({"threads": (2,)}, 80.0, "threads",
-         "* the instances have another number of threads: 2 instead of 1 (b); "
-         "--cores-per-instance makes it equal"),
+         "* the instances of the runs have different numbers of threads: 2 instead of 1 (b); "
+         "--cores-per-instance makes the numbers equal"),
         ({"num_steps": 4}, 80.0, "few_steps",
          "* too few steps were timed: 4 steps (b); let the program make more steps"),
         ({"step_variation": 0.2}, 88.0, "small_difference",
-         "* the variation is larger than the difference: 20% against 10% (b)"),
+         "* the variation of a run is larger than the difference between the runs: "
+         "20% against 10% (b)"),
     ],
 )  # fmt: skip
 def test_each_cause_has_a_line(conditions, speed, cause, line):
@@ -77,7 +78,8 @@ def test_an_efficiency_over_110_percent():
     lines, causes = doubts(run("a"), run("b", 200.0, 2))
     assert causes["b"] == ["efficiency"]
     assert lines == [
-        "* an efficiency over 110 % is seldom real: 125% (b); was the first run disturbed?"
+        "* an efficiency over 110 % is seldom real: 125% (b); "
+        "check whether other programs disturbed the first run"
     ]
     assert doubts(run("a"), run("b", 174.0, 2))[0] == []
     assert doubts(run("a"), run("b", 200.0))[0] == []  # a faster program with as many instances
@@ -86,14 +88,17 @@ def test_an_efficiency_over_110_percent():
 def test_repetitions_that_differ_much():
     runs = [run(f"a{n}", speed) for n, speed in enumerate((80.0, 90.0, 100.0))]
     lines, _ = doubts(*runs, grouped=True)
-    assert lines == ["* the repetitions differ much: by 22% (a0 + 2)"]
+    assert lines == ["* the repetitions of a run differ much: by 22% (a0 + 2)"]
     assert spread_of(()) == spread_of((0.0,)) == 0
 
 
 def test_a_difference_within_the_repetitions():
     others = [replace(run(f"b{n}", speed), hosts=("x",)) for n, speed in enumerate((83.0, 85.0))]
     lines, _ = doubts(run("a0", 80.0), run("a1", 85.0), *others, grouped=True)
-    assert lines == ["* the variation is larger than the difference: 6.1% against 1.8% (b0 + 1)"]
+    assert lines == [
+        "* the variation of a run is larger than the difference between the runs: "
+        "6.1% against 1.8% (b0 + 1)"
+    ]
 
 
 def test_doubts_about_the_base_mark_every_row():
@@ -108,8 +113,9 @@ def test_a_scaling_names_numbers_of_instances():
     runs = [run("n1", threads=(2,)), run("n2", 150.0, 2), run("n4", 250.0, 4)]
     comparison = compare(runs, grouped=True)
     line = (
-        "* the instances have another number of threads: 1 instead of 2 (2 instances), "
-        "1 instead of 2 (4 instances); --cores-per-instance makes it equal"
+        "* the instances of the runs have different numbers of threads: "
+        "1 instead of 2 (2 instances), 1 instead of 2 (4 instances); "
+        "--cores-per-instance makes the numbers equal"
     )
     assert line in scaling_lines(comparison, width=200)
     page = scaling_page(comparison, (1, 2, 4))

@@ -83,7 +83,7 @@ def test_steps_without_samples_have_a_time(tmp_path):
     assert found.step_seconds == pytest.approx(0.1)
     assert found.samples_per_second is None
     assert found.missing["samples_per_second"] == (
-        "the program does not tell the number of samples of a step"
+        "the program does not report the number of samples in a step"
     )
 
 
@@ -124,9 +124,12 @@ def test_the_time_to_a_target_is_measured_from_the_start_of_the_run(tmp_path):
     attempt = MadeAttempt(delay=3.0, values={10: {"accuracy": 0.95}})
     run = made_run(tmp_path, "run", attempts=(attempt,))
     assert measure(run, Target("accuracy", 0.9)).reached == pytest.approx(4.0)
-    assert measure(run, Target("accuracy", 0.99)).missing["reached"] == "never reached"
     assert (
-        measure(run, Target("f1", 0.9)).missing["reached"] == "no value with that name was logged"
+        measure(run, Target("accuracy", 0.99)).missing["reached"] == "the target was never reached"
+    )
+    assert (
+        measure(run, Target("f1", 0.9)).missing["reached"]
+        == "no value with the name of the target was logged"
     )
     assert "reached" not in measure(run).missing
 

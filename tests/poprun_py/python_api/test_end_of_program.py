@@ -120,7 +120,7 @@ def test_a_second_ctrl_c_kills_a_program_that_saves_too_long(script):
     with Typist([sys.executable, "-c", code]) as user:
         user.expect("up")
         user.type("\x03")
-        user.expect("Ctrl-C again kills them at once")
+        user.expect("Ctrl-C again to kill the instances at once")
         again_at = time.monotonic() + 0.4  # two within 0.3 s count once
         user.wait_until(lambda: time.monotonic() > again_at)
         user.type("\x03")

@@ -64,12 +64,18 @@ def test_output_of_one_instance_of_all_instances_and_of_the_command(running):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda job: job.output(2), "instance 2: expected 0 to 1, or None for all"),
-        (lambda job: job.output(-1), "instance -1: expected 0 to 1"),
+        (
+            lambda job: job.output(2),
+            "instance 2: expected an index from 0 to 1, or None for all instances",
+        ),
+        (lambda job: job.output(-1), "instance -1: expected an index from 0 to 1"),
         (lambda job: job.output(0, "out"), "stream 'out': expected 'stdout', 'stderr' or None"),
-        (lambda job: job.output("0"), "instance '0': expected 0 to 1, or None for all"),
-        (lambda job: job.stop(grace=-1), "grace -1: expected seconds, 0 or more"),
-        (lambda job: job.stop(grace="1"), "grace '1': expected seconds, 0 or more"),
+        (
+            lambda job: job.output("0"),
+            "instance '0': expected an index from 0 to 1, or None for all instances",
+        ),
+        (lambda job: job.stop(grace=-1), "grace -1: expected a number of seconds, 0 or more"),
+        (lambda job: job.stop(grace="1"), "grace '1': expected a number of seconds, 0 or more"),
         (lambda job: job.wait("1"), "timeout '1': expected seconds"),
         (lambda job: job.wait(float("nan")), "timeout nan: expected seconds"),
     ],
@@ -83,9 +89,11 @@ def test_wrong_arguments_of_methods_are_refused(call, said, running):
 
 def test_the_job_continues_after_a_timeout_of_wait_or_result(running):
     for ask in (running.wait, running.result):
-        with pytest.raises(TimeoutError, match=r"sh still runs after 0\.01 s"):
+        with pytest.raises(TimeoutError, match=r"job sh is still running after 0\.01 s"):
             ask(timeout=0.01)
-        with pytest.raises(TimeoutError, match="sh still runs after -1 s"):  # a deadline has passed
+        with pytest.raises(
+            TimeoutError, match="job sh is still running after -1 s"
+        ):  # a deadline has passed
             ask(timeout=-1)
     assert not running.done()
 
@@ -102,8 +110,8 @@ def test_a_forked_process_cannot_use_the_handle(running):
     os.close(write)
     os.waitpid(pid, 0)
     refused, shown = os.read(read, 999).decode().splitlines()
-    assert refused.startswith(f"sh was started by process {os.getpid()}")
-    assert shown == "<JobHandle sh: of another process>"
+    assert refused.startswith(f"the job sh was started by process {os.getpid()}")
+    assert shown == "<JobHandle sh: started by another process>"
     os.close(read)
     assert running.status().view is not None
 
@@ -124,7 +132,7 @@ def test_stop_can_be_called_from_several_threads_and_again_after_the_end(tmp_pat
         assert caught.value.result is result
         assert job.output(0, "stdout") == "out 0\n"
         job.stop()
-    with pytest.raises(UsageError, match="files have been removed"):
+    with pytest.raises(UsageError, match="files of the job have been removed"):
         job.output()
     assert job.wait() is result
     assert job.report == result.report == tmp_path / "mine" / "report.html"
@@ -190,7 +198,7 @@ def test_start_fails_if_the_listening_thread_cannot_be_started(monkeypatch, tmp_
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with monkeypatch.context() as patch:
         patch.setattr("threading.Thread.start", start)
-        with pytest.raises(StartError, match="sleep cannot be watched: can't start new thread"):
+        with pytest.raises(StartError, match="sleep cannot be monitored: can't start new thread"):
             poprun_py.start(["sleep", "100"])
     assert list(tmp_path.iterdir()) == []
     assert "sleep" not in {job.name for job in handle._running.values()}

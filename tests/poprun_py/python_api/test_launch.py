@@ -80,7 +80,10 @@ def test_a_failed_program_is_shown_and_raises_only_on_request(capsys):
     [
         (lambda: poprun_py.start("train.py"), "expected a function, a program as a list of words"),
         (lambda: poprun_py.start([]), "nothing to launch: expected a program or a function"),
-        (lambda: poprun_py.start(["x"], args=(1,)), "args and kwargs are for a function"),
+        (
+            lambda: poprun_py.start(["x"], args=(1,)),
+            "args and kwargs can be given for a function only",
+        ),
         (lambda: poprun_py.launch(print, 3), r"args of type int: .* of print, such as \(3,\)"),
         (lambda: poprun_py.launch(print, "ab"), "args of type str"),
         (lambda: poprun_py.launch(print, (), {1: 2}), "kwargs of type dict: .* from names"),
@@ -88,7 +91,10 @@ def test_a_failed_program_is_shown_and_raises_only_on_request(capsys):
         (lambda: poprun_py.start(["x"], tell_binding=1), "tell_binding 1: expected a function"),
         (lambda: poprun_py.launch(["x"], descriptors=(1,)), r"descriptors \(1,\): expected two"),
         (lambda: poprun_py.launch(["x"], environ=5), "environ of type int: expected a mapping"),
-        (lambda: poprun_py.launch(["x"], environ={"A": 1}), "environ: variable A: expected a text"),
+        (
+            lambda: poprun_py.launch(["x"], environ={"A": 1}),
+            "environ: the value of A must be a string",
+        ),
         (
             lambda: poprun_py.launch(["x"], env={"A": "\0hidden"}),
             "A of env: expected a text without NUL characters$",
@@ -97,12 +103,12 @@ def test_a_failed_program_is_shown_and_raises_only_on_request(capsys):
         (lambda: poprun_py.start(["x"], num_instances=0), "num_instances"),
         (
             lambda: poprun_py.start(["x"], environ={"SECRET": 1234}),
-            "environ: variable SECRET: expected a text",
+            "environ: the value of SECRET must be a string",
         ),
         (lambda: poprun_py.start(["x"], dry_run=True), "dry_run is an option of the command line"),
         (
             lambda: poprun_py.start(poprun_py.plan(LaunchConfig(program=("x",))), timeout=3),
-            "timeout: a plan cannot be changed",
+            "timeout: the options of a LaunchPlan cannot be changed",
         ),
     ],
 )

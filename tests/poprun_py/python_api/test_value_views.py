@@ -153,7 +153,7 @@ def test_raise_for_failure_returns_a_good_result():
         (
             LaunchResult(exit_code=RESUME_EXIT_CODE, instances=(GOOD,)),
             JobFailedError,
-            "1 instance stopped at a checkpoint: launch it again to go on",
+            "1 instance stopped at a checkpoint: launch the job again to continue",
         ),
         (LaunchResult(exit_code=143), JobFailedError, "the job ended: signal SIGTERM"),
     ],

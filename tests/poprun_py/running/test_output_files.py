@@ -88,8 +88,8 @@ def test_the_beginning_and_the_newest_output_are_kept_in_whole_lines(tmp_path, c
     assert LIMIT // 2 < kept <= LIMIT
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in parts_of(tmp_path))
     assert files.notice == (
-        f"instance 0 writes more than --log-limit allows: {tmp_path} keeps the beginning and the "
-        "newest part of its output"
+        f"instance 0 has written more output than --log-limit allows: {tmp_path} keeps the "
+        "beginning and the newest part of this output"
     )
 
 

@@ -179,7 +179,7 @@ def test_inference_returns_everything_and_does_not_accumulate():
 
 def test_the_period_of_every_n_divides_the_iterations():
     options = quiet_options().deviceIterations(4).outputMode(OutputMode.EveryN, 3)
-    with pytest.raises(poptorch.Error, match=r"period 3.*deviceIterations\(4\)"):
+    with pytest.raises(poptorch.Error, match=r"output_return_period is 3, .*deviceIterations\(4\)"):
         poptorch.inferenceModel(Mlp(), options)(classified(4)[0])
 
 

@@ -194,7 +194,9 @@ def test_parsers_and_numbers_of_tensors_that_do_not_fit():
         return poptorch.inferenceModel(lambda boxes, y: boxes.values[0] + y, quiet_options())
 
     a, b, c = (torch.full((1,), float(n)) for n in range(3))
-    with pytest.raises(poptorch.Error, match=r"BoxesParser.yieldTensors\(\) yields a int of a Box"):
+    with pytest.raises(
+        poptorch.Error, match=r"BoxesParser.yieldTensors\(\) yields a value of type int for a Box"
+    ):
         model()(Boxes(a, 3), b)
     with pytest.raises(poptorch.Error, match=r"takes more tensors than .* Boxes, 1"):
         model()(Boxes(a), b)

@@ -543,7 +543,10 @@ class TestFoldersThatCannotBeWritten:
     def test_a_folder_that_cannot_be_made(self, tmp_path, caplog):
         (tmp_path / "file").touch()
         assert _cached(tmp_path / "file" / "cache") is not None
-        assert f"not cached in {tmp_path / 'file' / 'cache'} (Not a directory)" in caplog.text
+        assert (
+            f"not stored in the cache folder {tmp_path / 'file' / 'cache'} (Not a directory)"
+            in caplog.text
+        )
         assert "--executable-cache-path" in caplog.text
 
     def test_a_folder_without_room(self, tmp_path, caplog, monkeypatch):
@@ -612,7 +615,10 @@ class TestWhoCanWrite:
         assert (tmp_path / "log").read_text() == 2 * "traced\n"
         assert file.stat().st_mode & 0o777 == 0o600
         (warning,) = caplog.messages
-        assert f"Compiling again: {file}: others can write to it (mode 0666)" in warning
+        assert (
+            f"because the cached file is not trusted: {file}: others can write to it (mode 0666)"
+            in warning
+        )
         assert f"chmod go-w {file}" in warning
 
     def test_a_folder_that_others_can_write_to_is_not_used(self, cache, tmp_path, caplog):
@@ -622,7 +628,9 @@ class TestWhoCanWrite:
         _compile(str(tmp_path / "log"), str(cache))
         assert (tmp_path / "log").read_text() == 2 * "traced\n"
         (warning,) = caplog.messages
-        assert f"Compiling without the cache: {cache}: others can replace files" in warning
+        assert (
+            f"compiled without the executable cache: {cache}: others can replace files" in warning
+        )
         assert f"chmod go-w {cache}" in warning
         assert not list(cache.iterdir())
 
@@ -638,7 +646,10 @@ def test_a_damaged_executable_is_compiled_again_with_one_warning(tmp_path, caplo
         _compile(str(log), str(cache))
     assert log.read_text() == 2 * "traced\n"
     (warning,) = caplog.messages
-    assert f"Compiling again: {file} cannot be read: it is damaged" in warning
+    assert (
+        f"compiled again, because the cached file {file} cannot be read: the file is damaged"
+        in warning
+    )
 
 
 @pytest.mark.sweep

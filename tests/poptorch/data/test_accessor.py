@@ -330,7 +330,7 @@ def test_a_sleep_time_is_said_to_do_nothing_once(caplog):
         )
         loader.terminate()
     (message,) = caplog.messages
-    assert message.startswith("miss_sleep_time_in_ms does nothing here: the operating system")
+    assert message.startswith("miss_sleep_time_in_ms has no effect, because the operating system")
 
 
 def test_every_argument_acts_or_is_said_to_do_nothing():

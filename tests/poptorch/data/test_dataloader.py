@@ -101,9 +101,9 @@ def test_a_loader_without_batches_says_so(caplog):
     made = options(di=5, processes=2)
     assert len(DataLoader(made, numbers(19), batch_size=2)) == 0
     said = (
-        "The DataLoader has no batches: the data set's 19 elements do not fill one of 10 elements "
-        "(batch_size 2 x deviceIterations 5 x replicationFactor 1 x gradientAccumulation 1) on "
-        "each of 2 instances, 20 in all"
+        "The DataLoader has no batches: the data set has 19 elements, but a combined batch needs "
+        "10 elements (batch_size 2 x deviceIterations 5 x replicationFactor 1 x "
+        "gradientAccumulation 1) on each of 2 instances, 20 in total"
     )
     assert said in caplog.text
     caplog.clear()
@@ -114,7 +114,7 @@ def test_a_loader_without_batches_says_so(caplog):
 
 def test_a_loader_says_that_its_instance_alone_has_no_batch(caplog):
     caplog.set_level(logging.WARNING, "poptorch::python")
-    said = "The DataLoader of instance 1 has no batch: the data set's 1 element, shared out among 2"
+    said = "The DataLoader of instance 1 has no batches: the data set has 1 element for 2 instances"
     for process, warns in ((0, False), (1, True)):
         made = options(processes=2, process=process)
         assert len(DataLoader(made, numbers(1), drop_last=False)) == 1 - process
@@ -127,7 +127,7 @@ def test_a_loader_says_that_its_instance_alone_has_no_batch(caplog):
 
 
 NO_BATCHES = (
-    "160 elements do not fill one of 400 elements (batch_size 4 x deviceIterations 5 x "
+    "160 elements, but a combined batch needs 400 elements (batch_size 4 x deviceIterations 5 x "
     "replicationFactor 8 / inputReplicaGrouping 2 x gradientAccumulation 5)"
 )
 
@@ -164,8 +164,8 @@ def test_too_few_batches_of_a_sampler(caplog):
     loader = DataLoader(options(di=3, ga=2), numbers(20), batch_sampler=batches_of(20, 4))
     assert len(loader) == len(list(loader)) == 0
     assert (
-        "the batch sampler's 5 batches do not fill one of 6 batches (deviceIterations 3 x "
-        "replicationFactor 1 x gradientAccumulation 2)"
+        "the batch sampler has 5 batches, but a call of the model needs 6 batches "
+        "(deviceIterations 3 x replicationFactor 1 x gradientAccumulation 2)"
     ) in caplog.text
 
 

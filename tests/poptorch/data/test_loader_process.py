@@ -65,7 +65,7 @@ def test_items_that_are_not_tensors():
 
 
 def test_sparse_tensors():
-    with pytest.raises(poptorch.Error, match=r"layout torch\.sparse_coo: call to_dense"):
+    with pytest.raises(poptorch.Error, match=r"layout torch\.sparse_coo: expected a dense tensor"):
         AsynchronousDataAccessor([torch.eye(2).to_sparse()], **FORK)
 
 

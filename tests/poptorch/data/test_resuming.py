@@ -273,7 +273,10 @@ def test_other_device_iterations_go_on_after_as_many_elements(way, before, now, 
     said = [record.message for record in caplog.records if "loaded state" in record.message]
     assert len(said) == bool(rest)
     if rest:
-        assert "which is not a multiple of the batch size 4: 2 elements are read again" in said[0]
+        assert (
+            "not a multiple of 4, the number of elements in a batch: 2 elements are read again"
+            in said[0]
+        )
 
 
 def test_another_number_of_instances_goes_on_after_as_many_elements():

@@ -70,7 +70,7 @@ def said(caplog, monkeypatch, seeds, make, mode):
 @pytest.mark.parametrize(("make", "mode"), [(Shuffled, ASYNC), (torchs, {})])
 def test_another_order_on_each_instance_is_said(caplog, monkeypatch, make, mode):
     text = said(caplog, monkeypatch, (1, 2), make, mode)
-    assert text.count("draws one order on instance 0 and another one on instance 1") == 1
+    assert text.count("draws different orders on instance 0 and on instance 1") == 1
     assert ("Shuffled" if make is Shuffled else "RandomSampler") in text
 
 

@@ -108,7 +108,9 @@ def test_anchors_show_results_of_operations(mode):
 def test_unknown_tensors_cannot_be_anchored(wanted, nearest):
     options = quiet_options()
     options.anchorTensor("a", wanted)
-    with pytest.raises(poptorch.Error, match=f"'{wanted}': .* nearest are .*{nearest}"):
+    with pytest.raises(
+        poptorch.Error, match=f"'{wanted}': .* nearest names of tensors are .*{nearest}"
+    ):
         poptorch.trainingModel(Scoped(), options)(torch.ones(1, 2), torch.ones(1, 1))
 
 

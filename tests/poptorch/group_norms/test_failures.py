@@ -42,7 +42,7 @@ print("trained")
     ("what", "text"),
     [
         ("dies", "instance 1 (replica 1) on"),
-        ("skips", "batch norm of 4 channels, forward"),
+        ("skips", "batch norm of 4 channels (forward)"),
         ("size", "distributedBatchNormReplicaGroupSize(1)"),
     ],
 )

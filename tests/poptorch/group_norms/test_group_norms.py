@@ -57,7 +57,7 @@ def test_a_group_is_one_batch(size, how, dtype):
 @pytest.mark.parametrize("name", [n for n in MODELS if n not in ("residual", "random", "half")])
 def test_models_train_as_by_hand(name, how):
     if how == "fused" and name in ONLY_LOOP:
-        with pytest.raises(poptorch.Error, match="The replicas cannot run fused"):
+        with pytest.raises(poptorch.Error, match=r"replicaExecution\('fused'\) is not possible"):
             trained(name, options_for(2, 4, how))
         return
     found = assert_as_by_hand(name, 2, how)
@@ -148,7 +148,9 @@ def test_what_is_no_size_is_refused_by_the_setter(given):
 
 
 def test_replicas_that_form_no_groups_are_refused_when_compiling():
-    with pytest.raises(poptorch.Error, match=rf"{SETTER}\(3\): 4 replicas.*a number that divides"):
+    with pytest.raises(
+        poptorch.Error, match=rf"{SETTER}\(3\): the 4 replicas.*a group size that divides"
+    ):
         trained("few", options_for(3, 4))
 
 
@@ -182,9 +184,10 @@ class Uneven(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        ("missing", "replica 1 computes the batch norm of 32 channels, forward, replica 0 none"),
-        ("other", "replica 0 computes the batch norm of 32 channels, forward, "
-                  "replica 1 the batch norm of 4 channels, forward"),
+        ("missing", "replica 1 computes the batch norm of 32 channels \\(forward\\), but "
+                    "local replica 0 computes no further"),
+        ("other", "replica 0 computes the batch norm of 32 channels \\(forward\\), but "
+                  "local replica 1 computes the batch norm of 4 channels \\(forward\\)"),
     ],
 )  # fmt: skip
 def test_replicas_that_run_other_norms_are_named_and_no_thread_stays(kind, text):

@@ -132,5 +132,5 @@ def test_functions_find_torch_as_the_caller_has_it():
 
 
 def test_nothing_to_meet_outside_of_turns():
-    with pytest.raises(RuntimeError, match="do not run in turns"):
+    with pytest.raises(RuntimeError, match="outside of the turns"):
         meet(1)

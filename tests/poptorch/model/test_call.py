@@ -184,7 +184,7 @@ class TestArguments:
         inference({"a": torch.ones(1)})
         inference.destroy()
         inference({"a": torch.ones(1)})
-        assert [record.message[:5] for record in caplog.records] == ["Dicts"]
+        assert [record.message[:5] for record in caplog.records] == ["Dicti"]
 
     def test_unusual_inputs_are_taken_with_one_warning_each(self, caplog):
         inference = poptorch.inferenceModel(lambda x, d: x + d["a"], quiet_options())
@@ -192,9 +192,9 @@ class TestArguments:
         for _ in range(2):
             inference(x, {"a": torch.ones(3, 2)})
         text = caplog.text
-        assert text.count("not contiguous") == 1
-        assert text.count("This tensor will be detached") == 1
-        assert text.count("Dicts as inputs") == 1
+        assert text.count("is not contiguous") == 1
+        assert text.count("The input tensor will be detached") == 1
+        assert text.count("Dictionaries in the inputs") == 1
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_inputs_changed_in_place(self, dtype):

@@ -45,7 +45,7 @@ def test_a_module_in_data_parallel_trains_as_the_plain_one(log):
         for own, expected in zip(module.parameters(), plain.parameters(), strict=True):
             assert torch.equal(own, expected)
     (message,) = log.messages
-    assert message.startswith("nn.DataParallel does nothing on emulated IPUs")
+    assert message.startswith("nn.DataParallel has no effect on emulated IPUs")
     assert "Options.replicationFactor(n)" in message
 
 

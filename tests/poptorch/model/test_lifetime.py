@@ -69,7 +69,7 @@ class TestLifeCycle:
         with pytest.raises(poptorch.Error, match="already attached"):
             training.attachToDevice()
         training.detachFromDevice()
-        with pytest.raises(poptorch.Error, match="Device is not attached"):
+        with pytest.raises(poptorch.Error, match="The model is not attached to a device"):
             training.detachFromDevice()
         with torch.no_grad():
             for parameter in model.parameters():
@@ -85,7 +85,10 @@ class TestLifeCycle:
         poptorch.inferenceModel(model, options)(classified(2)[0])
         assert not caplog.records
         poptorch.trainingModel(model, options)(*classified(2))
-        assert "Options.Distributed has 2 processes, but nothing connects them" in caplog.text
+        assert (
+            "Options.Distributed has 2 processes, but these processes are not connected"
+            in caplog.text
+        )
 
     def test_one_device_for_two_models(self):
         first = poptorch.inferenceModel(Mlp(), quiet_options().useIpuId(3))

@@ -274,7 +274,7 @@ class TestWhichPartition:
             compiled()
         kept(classified(2)[0])
         kept.detachFromDevice()
-        assert "the pod frees it by itself: http://there" in caplog.text
+        assert "the pod will free the device later: http://there" in caplog.text
 
     @pytest.mark.parametrize("given", ["soon", "0", "-1", "inf", "nan"])
     def test_a_wrong_time_limit(self, pod, monkeypatch, given):

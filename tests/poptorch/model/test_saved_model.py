@@ -128,7 +128,7 @@ def test_a_saved_model_that_cannot_be_read_is_an_error_that_names_it(tmp_path, m
     inference.save(tmp_path / "model.bin")
     make_unreadable(tmp_path / "model.bin", how, monkeypatch)
     for act in (poptorch.load, inference.loadExecutable):
-        with pytest.raises(poptorch.Error, match=r"model\.bin.*compile and save the model again"):
+        with pytest.raises(poptorch.Error, match=r"model\.bin.*Compile and save the model again"):
             act(tmp_path / "model.bin")
 
 
@@ -185,7 +185,7 @@ def test_a_damaged_model_is_said(saved):
     whole = saved.read_bytes()
     # Within the weights: nothing but the seal can tell.
     saved.write_bytes(whole[:1500] + bytes([whole[1500] ^ 1]) + whole[1501:])
-    with pytest.raises(poptorch.Error, match=r"model\.bin: it is damaged; compile and save"):
+    with pytest.raises(poptorch.Error, match=r"model\.bin: the file is damaged\. Compile and save"):
         poptorch.load(saved)
 
 

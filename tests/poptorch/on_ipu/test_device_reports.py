@@ -79,7 +79,7 @@ def test_inference_has_no_backward(monkeypatch):
 
 def test_a_report_before_compilation_needs_arguments():
     for ask in (training().schedule, training().memoryReport, training().executionReport):
-        with pytest.raises(poptorch.Error, match=r"not compiled.*give arguments"):
+        with pytest.raises(poptorch.Error, match=r"not compiled.*pass arguments"):
             ask()
 
 

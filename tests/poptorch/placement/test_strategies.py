@@ -132,7 +132,7 @@ def test_operations_before_the_first_block_are_a_stage():
 
 def test_a_pipeline_with_operations_before_the_first_block_has_to_be_filled():
     module = nn.Sequential(nn.Linear(2, 2), BeginBlock(nn.Linear(2, 2), ipu_id=1))
-    with pytest.raises(Error, match="has 2 stages: deviceIterations is 1"):
+    with pytest.raises(Error, match=r"has 2 stages: Options\.deviceIterations is 1"):
         inferenceModel(module, quiet_options())(torch.ones(1, 2))
 
 

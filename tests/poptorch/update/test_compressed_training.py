@@ -53,6 +53,6 @@ def test_one_instance_says_that_nothing_is_compressed(caplog):
         model(torch.randn(4, 6), torch.randint(0, 4, (4,)))
     lines = [line for line in caplog.messages if "gradientCompression" in line]
     assert lines == [
-        "Options.Training.gradientCompression('powersgd') has no effect: gradients travel within "
-        "one host only"
+        "Options.Training.gradientCompression('powersgd') has no effect: all instances run on "
+        "one host, and only gradients between hosts are compressed"
     ]

@@ -179,9 +179,13 @@ def test_instances_do_not_share_an_update_that_needs_whole_tensors():
 @pytest.mark.parametrize("name", ["lr", "momentum", "weight_decay", "eeta", "epsilon"])
 def test_numbers_below_zero_are_refused(name):
     parameters = [torch.nn.Parameter(torch.zeros(3))]
-    with pytest.raises(ValueError, match=rf"^{name} of LARS is -1\.0: give 0 or more$"):
+    with pytest.raises(
+        ValueError, match=rf"argument {name} of the LARS optimizer is -1\.0: expected 0 or more$"
+    ):
         optim.LARS(parameters, **{"lr": 0.1, name: -1.0})
-    with pytest.raises(ValueError, match=rf"^{name} of LARS is -1\.0: give 0 or more$"):
+    with pytest.raises(
+        ValueError, match=rf"argument {name} of the LARS optimizer is -1\.0: expected 0 or more$"
+    ):
         optim.LARS([{"params": parameters, name: -1.0}], lr=0.1)
 
 

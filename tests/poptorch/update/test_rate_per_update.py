@@ -194,7 +194,7 @@ def test_what_cannot_be_stepped_after_each_update_is_refused(make, said):
     with pytest.raises(poptorch.Error, match=said):
         training.setOptimizer(optimizer, make(optimizer))
     training(*call_of(0))  # the model has the optimiser that it had
-    with pytest.raises(poptorch.Error, match="inference model updates nothing"):
+    with pytest.raises(poptorch.Error, match="inference model does not update weights"):
         poptorch.inferenceModel(model).setOptimizer(optimizer)
 
 

@@ -176,7 +176,7 @@ class _Traits:
 @cache
 def _traits(operation: Any) -> _Traits:
     if not isinstance(operation, torch._ops.OpOverload):
-        raise RuntimeError(f"{operation} cannot be recorded")
+        raise RuntimeError(f"the operation {operation} cannot be recorded in a graph")
     tags = operation.tags
     return _Traits(
         reads_values=torch.Tag.data_dependent_output in tags,
@@ -264,7 +264,10 @@ class _Recorder(TorchDispatchMode):
         """Run an operation of torch, and record it in the graph."""
         kwargs = kwargs or {}
         if len(self.graph.nodes) > _MAX_NODES:
-            raise RuntimeError(f"more than {_MAX_NODES} operations are too many for a graph")
+            raise RuntimeError(
+                f"the forward pass has more than {_MAX_NODES} operations, which are too many for a "
+                "recorded graph"
+            )
         traits = _traits(func)
         if func is _ATEN.lift_fresh.default:
             # Torch's operation ``lift_fresh`` returns its argument, which is a constant of the
@@ -325,7 +328,7 @@ class _Recorder(TorchDispatchMode):
                 an operation may have overwritten such constants.
         """
         if not self._is_fixed([self.node_of(tensor)]) or self._are_constants_changed:
-            raise RuntimeError("an operation of NumPy on a tensor is not an operation of torch")
+            raise RuntimeError("a graph cannot record an operation of NumPy on a tensor")
 
     def _is_fixed(self, nodes: Sequence[fx.Node]) -> bool:
         return all(node in self._fixed for node in nodes)
@@ -342,7 +345,9 @@ class _Recorder(TorchDispatchMode):
             deciding = tuple(node for node in inputs[1] if _is_mask(node))
         nodes = [node for node in _flat(deciding) if isinstance(node, fx.Node)]
         if not self._is_fixed(nodes) or (nodes and self._are_constants_changed):
-            raise RuntimeError(f"{func} needs the value of a tensor, which is another in each run")
+            raise RuntimeError(
+                f"the operation {func} depends on the values of a tensor, which differ in each run"
+            )
 
 
 class _NumPy(TorchFunctionMode):

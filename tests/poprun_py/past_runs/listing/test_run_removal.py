@@ -90,8 +90,8 @@ def test_a_run_that_goes_on_meanwhile_is_kept(tmp_path):
     result = remove_runs(tmp_path, found)
     assert result.removed == ()
     assert sorted(result.troubles) == [
-        "changed is kept: it was continued or changed meanwhile",
-        "locked is kept: another process uses or removes it",
+        "changed is kept: the run was continued or changed in the meantime",
+        "locked is kept: another process uses or removes the run",
     ]
     assert names(tmp_path) == ["changed", "locked"]
     os.close(held)
@@ -103,7 +103,7 @@ def test_a_run_that_another_process_removes_meanwhile_is_no_trouble(tmp_path, mo
 
     def lose_the_race(*_):
         folder.rename(tmp_path.parent / "removed")
-        raise KeptRunError("another process uses or removes it")
+        raise KeptRunError("another process uses or removes the run")
 
     monkeypatch.setattr(run_removal, "_lock", lose_the_race)
     assert remove_runs(tmp_path, [run]) == Removal(())

@@ -231,4 +231,4 @@ def test_the_program_of_a_call_run_by_hand_says_that_launch_runs_it(tmp_path):
     program = write_call(tmp_path, max, [1, 2])
     done = subprocess.run(program, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2
-    assert done.stderr == "max is run by poprun_py.launch only, from Python\n"
+    assert done.stderr == "max can only be run by poprun_py.launch() from a Python program\n"

@@ -62,7 +62,7 @@ def of_nested():
         (max, [1, LOCK], {}, "max: argument 1 (lock) cannot"),
         (max, [1, {"a": [0, LOCK]}], {}, "max: argument 1 (dict), at ['a'][1], cannot"),
         (max, [], {"key": Holder()}, "max: argument 'key' (Holder), at .inner['lock'], cannot"),
-        (of_nested(), [], {}, "<lambda>: 'lock' (lock), which it uses, cannot"),
+        (of_nested(), [], {}, "<lambda>: variable 'lock' (lock), which the function uses, cannot"),
         (LOCK.acquire, [], {}, "lock.acquire cannot"),
     ],
 )
@@ -70,7 +70,7 @@ def test_the_error_names_the_part_that_cannot_be_pickled(function, args, kwargs,
     with pytest.raises(UsageError) as caught:
         write_call(tmp_path, function, args, kwargs)
     assert str(caught.value).startswith(named)
-    assert "(cannot pickle '_thread.lock' object): make " in str(caught.value)
+    assert "(cannot pickle '_thread.lock' object): create " in str(caught.value)
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is None
 
@@ -114,9 +114,9 @@ def of_values():
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (of_a_loop, "of_a_loop is async: give a function that returns asyncio.run"),
-        (functools.partial(of_a_loop), "of_a_loop is async"),
-        (of_values, "of_values is a generator: give a function that returns a list"),
+        (of_a_loop, "of_a_loop is an async function: launch a function that returns asyncio.run"),
+        (functools.partial(of_a_loop), "of_a_loop is an async function"),
+        (of_values, "of_values is a generator function: launch a function that returns a list"),
     ],
 )
 def test_coroutine_functions_and_generators_are_refused(function, said, tmp_path):

@@ -133,7 +133,7 @@ def test_a_truncated_or_changed_file_is_refused(tmp_path):
                for at in places]  # fmt: skip
     for data in itertools.chain(*damaged):
         path.write_bytes(data)
-        with pytest.raises(IncompleteFileError, match="is incomplete, or was changed"):
+        with pytest.raises(IncompleteFileError, match="is incomplete or was changed"):
             open_packed(path)
 
 

@@ -118,7 +118,7 @@ def test_notes_about_many_failed_instances_are_shortened(folder):
         read_results(folder, ended(*[1] * 12, first=3))
     notes = caught.value.__notes__
     assert notes[1] == "11 other instances failed too:"
-    assert notes[-1] == "  and 3 more"
+    assert notes[-1] == "  and 3 more instances"
     assert len(notes) == 11
 
 
@@ -169,7 +169,7 @@ class Closed:
     ("value", "problem"),
     [
         ([1, Closed()], r"\(list, at \[1\]\) cannot be sent back \(OSError: it is closed\)"),
-        ([1], r"\(list\) cannot be kept there \(IsADirectoryError: .*\): make room"),
+        ([1], r"\(list\) cannot be written to a file on its host \(IsADirectoryError: .*\): free"),
     ],
 )
 def test_the_error_says_why_a_result_cannot_be_sent_back(value, problem, folder, run, monkeypatch):
@@ -212,17 +212,19 @@ def test_an_incomplete_result_is_an_error(folder):
     path = folder / "attempt-0" / "instance-0.result"
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(
-        JobFailedError, match=r"instance 0 on here is incomplete, or was .*: check that"
+        JobFailedError, match=r"instance 0 on here is incomplete or was .*: check that"
     ):
         read_results(folder, ended(0))
 
 
 def test_a_result_that_cannot_be_unpickled_is_an_error(folder):
     result_of(folder, 0, NeedsTwoError(1, 2))
-    with pytest.raises(JobFailedError, match=r"instance 0 on here cannot be read here \(TypeError"):
+    with pytest.raises(
+        JobFailedError, match=r"instance 0 on here cannot be unpickled in this process \(TypeError"
+    ):
         read_results(folder, ended(0))
 
 
 def test_reading_results_after_the_folder_is_removed_is_a_usage_error(tmp_path):
-    with pytest.raises(UsageError, match="ask for its result before `with` ends"):
+    with pytest.raises(UsageError, match="get the result before the `with` block"):
         read_results(tmp_path / "removed", LaunchResult(exit_code=0))

@@ -138,5 +138,7 @@ def test_random_requests_are_refused(words):
 
 def test_a_port_belongs_to_the_loopback_address_and_to_one_job(served):
     assert served[0] == "127.0.0.1"
-    with pytest.raises(UsageError, match=rf"^--x: port {served[1]} of 127.0.0.1: Address already"):
+    with pytest.raises(
+        UsageError, match=rf"^--x: cannot listen on port {served[1]} of 127.0.0.1: Address already"
+    ):
         listen(served[1], "--x")

@@ -110,7 +110,7 @@ def test_dropped_documents_of_a_slow_process_are_reported(started, tmp_path):
     while process.send({"long": "x" * (1 << 19)}):
         num_sent += 1
     (tmp_path / "go").touch()
-    missing = f"1 of {num_sent} documents were left out"
+    missing = f"1 of {num_sent} updates of the metrics were dropped"
     assert process.finish(pytest.fail) == [f"the test took too long: {missing}"]
 
 

@@ -85,7 +85,9 @@ def limited(*cases: tuple) -> list[list[str]]:
 
 def test_a_launcher_without_descriptors_gives_advice_and_does_not_spin():
     ((line, _, turns),) = limited((40, 40, 1, sys.executable, "-c", CROWD))
-    assert line.startswith("0 of 1 instance connected, no more can be (Too many open files)")
+    assert line.startswith(
+        "0 of 1 instance connected, and no more instances can connect (Too many open files)"
+    )
     assert "ulimit -n" in line
     # A waiting launcher wakes up a few times a second.
     assert int(turns) < 1000
@@ -137,7 +139,7 @@ def test_an_address_of_another_machine_is_named_and_all_descriptors_are_closed(c
     job = a_job(("true",), hosts=Hosts(listen="203.0.113.1"))
     with pytest.raises(StartError) as caught:
         supervise(job, log=print)
-    assert "cannot listen on 203.0.113.1 for the other hosts" in str(caught.value)
+    assert "cannot listen on 203.0.113.1 for connections of the other hosts" in str(caught.value)
     assert "--host-subnet" in str(caught.value)
     assert sorted(map(str, Path("/proc/self/fd").iterdir())) == before
 

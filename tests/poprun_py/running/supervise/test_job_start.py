@@ -38,7 +38,7 @@ def test_instances_on_their_hosts_start(planned):
 
 def test_an_instance_on_another_host_is_refused_with_both_names():
     problem = misplaced(("a", "b"), peers("a", "c"))
-    assert problem.startswith("instance 1 is on host c, planned on b: ")
+    assert problem.startswith("instance 1 runs on host c, but the plan places it on host b: ")
 
 
 class Answered:
@@ -220,5 +220,5 @@ def test_a_refused_lease_or_a_full_host_ends_the_job(start):
     (lease, reason), (full, advice) = shutdown.ended
     assert (lease, full) == (Cause.REFUSED, Cause.REFUSED)
     assert reason == "host b: its cores are in use"
-    assert advice.startswith("host b cannot keep the call")
+    assert advice.startswith("host b cannot store the function call")
     assert (started, len(channel.sent)) == ([], 1)

@@ -109,8 +109,8 @@ def test_stacks_are_printable(launcher):
     ("answer", "part"),
     [
         (frame('{"problem": "host b: it does not answer"}'), ": host b: it does not answer"),
-        (frame(""), "of a version that cannot add hosts"),
-        (frame("[]"), "of a version that cannot add hosts"),
+        (frame(""), "has a version that cannot add hosts"),
+        (frame("[]"), "has a version that cannot add hosts"),
         (frame("{"), "the launcher does not answer"),
         (b"", "the job has just ended"),
     ],
@@ -166,7 +166,7 @@ def test_a_wrong_name_lists_the_running_jobs(alone, launcher, ask):
 def test_two_jobs_of_one_name_are_not_confused(alone, launcher):
     launcher(status_of("twin"))
     launcher(status_of("twin"))
-    with pytest.raises(StartError, match=f"2 jobs have this name; give the .*: {os.getpid()}, "):
+    with pytest.raises(StartError, match=f"2 jobs have this name. Give the .*: {os.getpid()}, "):
         launcher_queries.ask_status("twin")
 
 

@@ -123,7 +123,7 @@ def test_advice_names_a_folder_that_mpi_cannot_use():
         "job": a_job(count=2), "files": Path("/full"),
     }  # fmt: skip
     said = "PMIx was unable to create the desired directory: Read-only file system."
-    advice = r"MPI keeps files of its own in /full, .* set TMPDIR to another folder"
+    advice = r"MPI needs space for its own files in /full: .* set TMPDIR to another folder"
     with pytest.raises(StartError, match=rf"file system\. {advice}"):
         judged(peer(0, 0, at=1), **seen, mpirun_code=213, mpirun_output=said)
     ended = stop(Cause.MPIRUN_ENDED, reason="mpirun ended with signal SIGBUS")
@@ -131,7 +131,7 @@ def test_advice_names_a_folder_that_mpi_cannot_use():
     result = judged(*stopped, **seen, mpirun_code=-signal.SIGBUS, **ended)
     assert re.fullmatch(rf"mpirun ended with signal SIGBUS\. {advice}.*", result.explanation)
     limited = judged(*stopped, **seen, mpirun_code=-signal.SIGXFSZ, **ended)
-    assert limited.advice.endswith("the limit of a file's size: raise it (ulimit -f)")
+    assert limited.advice.endswith("the limit of the file size: raise the limit (ulimit -f)")
     other = judged(*stopped, **seen, mpirun_code=-signal.SIGKILL, **ended)
     assert other.explanation == "mpirun ended with signal SIGBUS"
     failed = judged(
@@ -150,7 +150,7 @@ def test_advice_names_a_folder_that_mpi_cannot_use():
         **stop(Cause.FAILED),
     }
     failed = judged(peer(0, -7, at=1), **seen)
-    assert failed.advice.startswith("/dev/shm is full, through which MPI passes messages")
+    assert failed.advice.startswith("/dev/shm is full, but MPI passes messages")
 
 
 def test_advice_names_a_limit_of_processes_that_was_reached():
@@ -190,7 +190,7 @@ def test_a_host_that_mpirun_lost_is_named(said):
     result = judged(peer(0, -15, at=1, stopped=True), mpirun_code=0, mpirun_output=said, **ended)
     assert result.exit_code == 1
     assert result.explanation == (
-        "mpirun ended with exit code 0: it lost its connection with host node1"
+        "mpirun ended with exit code 0: mpirun lost its connection to host node1"
     )
 
 
@@ -249,8 +249,8 @@ def test_instances_that_were_killed_after_ctrl_c_are_named():
 def test_leftover_processes_are_named():
     killed = [(100 + n, "rsync -a out there") for n in range(6)]
     assert leftovers_sentence(1, killed[:1]) == (
-        "instance 1 had ended, and processes that it had started still ran after the grace time "
-        "(--grace): killed PID 100 (rsync -a out there)"
+        "instance 1 ended, but processes that it had started were still running after the grace "
+        "time (--grace). The launcher killed PID 100 (rsync -a out there)"
     )
     assert leftovers_sentence(1, killed).endswith("PID 103 (rsync -a out there), 2 more")
 

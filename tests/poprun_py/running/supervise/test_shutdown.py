@@ -63,8 +63,8 @@ def test_after_sigint_programs_get_no_other_signal_within_the_grace_time():
     assert channel.sent == [(control_protocol.STOP, [5, signal.SIGINT])]
     assert (policy.stop.cause, policy.stop.signal) == (Cause.SIGNAL, 2)
     assert lines[0] == (
-        "SIGINT received: stopping the instances, which have 5 s to end (--grace); "
-        "Ctrl-C again kills them at once"
+        "SIGINT received: stopping the instances, which have 5 s to end (--grace). "
+        "Press Ctrl-C again to kill the instances at once"
     )
 
 
@@ -77,7 +77,7 @@ def test_a_second_signal_kills_all_instances(monkeypatch):
     policy.on_signal(signal.SIGTERM)
     policy.on_time(policy.next_deadline())
     assert channel.sent[1:] == [(control_protocol.STOP, [0, signal.SIGTERM])]
-    assert lines == ["SIGTERM again: killing all instances"]
+    assert lines == ["received SIGTERM again: killing all instances"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -97,7 +97,7 @@ def test_another_signal_kills_at_once():
     policy.on_signal(signal.SIGINT)
     policy.on_time(time.monotonic())
     assert channel.sent[1:] == [(control_protocol.STOP, [0, signal.SIGTERM])]
-    assert lines == ["SIGINT again: killing all instances"]
+    assert lines == ["received SIGINT again: killing all instances"]
 
 
 @pytest.mark.parametrize(
@@ -227,8 +227,8 @@ def test_for_new_hosts_programs_that_cannot_save_go_on():
     assert channel.sent == [(control_protocol.PROPOSE_STOP, 0)]
     assert policy.stop is None
     assert lines == [
-        "node1 can be used again: the job uses new hosts from its next restart on, or once its "
-        "programs keep their state in memory (--memory-checkpoints) or ask stopRequested()"
+        "node1 can be used again: the job will use new hosts after its next restart, or when its "
+        "programs keep their state in memory (--memory-checkpoints) or call stopRequested()"
     ]
     policy.on_signal(signal.SIGTERM)
     policy.on_answer(0, 0, 0)

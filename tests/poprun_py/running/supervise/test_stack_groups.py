@@ -132,7 +132,7 @@ def test_equal_stacks_are_one_group_and_the_smallest_group_comes_first():
     assert [(g.instances, g.waits) for g in groups] == [((1,), False), ((0, 2), True)]
     text = groups_text(groups)
     assert text.startswith("instance 1 (1):\n  thread (most recent call first):\n")
-    assert "instances 0,2 (2), waiting for others:" in text
+    assert "instances 0,2 (2), waiting for other instances:" in text
     assert "0x" not in text
 
 

@@ -34,7 +34,7 @@ def test_the_other_instances_have_the_grace_time_after_the_first_has_saved():
     limits.on_checkpoint_end(3, 10.0)
     limits.on_checkpoint_end(1, 12.0)
     assert limits.next_deadline() == 15.0
-    reason = "instance 3 ended at a checkpoint, others did not"
+    reason = "instance 3 ended at a checkpoint, but other instances did not"
     limits.on_time(15.0)
     assert reached == [(Cause.STRAGGLER, reason)]
     assert limits.next_deadline() == 60.0

@@ -100,12 +100,12 @@ class Taking:
     [
         (
             OSError(errno.ENOSPC, "No space left on device", "runs/r/attempt-1/steps.jsonl"),
-            "the job goes on, but its steps are no longer recorded "
+            "the job continues, but its steps are no longer recorded "
             "(runs/r/attempt-1/steps.jsonl: No space left on device)",
         ),
         (
             KeyError("x"),
-            "the job goes on, but its steps are no longer recorded (Failing: KeyError('x'))",
+            "the job continues, but its steps are no longer recorded (Failing: KeyError('x'))",
         ),
     ],
 )

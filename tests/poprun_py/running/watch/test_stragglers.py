@@ -102,8 +102,8 @@ def test_a_delay_that_all_instances_share_is_not_a_cause():
 def test_the_sentence_names_instance_host_times_and_cause():
     (found,) = stragglers([*usual(1), training(1, loading=0.04)])
     assert found.sentence == (
-        "instance 1 on a is slow: 40 ms a step without waiting for others, the median is 20 ms: "
-        "it loads data longer (80% of its time)"
+        "instance 1 on a is slow: a step takes 40 ms without waiting for other instances, and "
+        "20 ms in the median instance: it loads data longer (80% of its time)"
     )
 
 

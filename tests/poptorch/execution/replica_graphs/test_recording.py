@@ -117,7 +117,7 @@ def test_a_graph_does_what_the_function_does(function):
     ids=["item", "branch", "mask", "nonzero", "by way of a constant"],
 )
 def test_what_depends_on_values_is_not_recorded(function):
-    with pytest.raises(RuntimeError, match="needs the value of a tensor"):
+    with pytest.raises(RuntimeError, match="depends on the values of a tensor"):
         record(function, arguments(0)[:1])
 
 
@@ -143,7 +143,7 @@ class ByNumPy(torch.autograd.Function):
     ids=["numpy", "data", "asarray", "dlpack", "function"],
 )
 def test_what_numpy_computes_is_not_recorded(function):
-    with pytest.raises(RuntimeError, match="not an operation of torch"):
+    with pytest.raises(RuntimeError, match="operation of NumPy on a tensor"):
         record(function, [torch.ones(2, 2)])
 
 
@@ -314,6 +314,6 @@ def test_what_refuses_zeros_needs_real_products(function):
 
 
 def test_what_depends_on_values_is_not_for_want_of_real_products():
-    with pytest.raises(RuntimeError, match="needs the value of a tensor") as caught:
+    with pytest.raises(RuntimeError, match="depends on the values of a tensor") as caught:
         record(lambda x, w: [x * (x @ w).sum().item()], [torch.ones(300, 300)] * 2)
     assert not isinstance(caught.value, ZerosRefused)
