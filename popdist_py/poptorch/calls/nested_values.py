@@ -151,7 +151,8 @@ def _reconstructed(parser: Any, original: Any, tensors: list[torch.Tensor]) -> A
     except StopIteration as error:
         raise Error(
             f"{type(parser).__name__}.reconstruct() reads more tensors than yieldTensors() yields "
-            f"for a {type(original).__name__}: expected at most {len(tensors)} tensors"
+            f"for a value of type {type(original).__name__}. Number of yielded tensors: "
+            f"{len(tensors)}"
         ) from error
 
 

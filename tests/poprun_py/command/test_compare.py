@@ -60,7 +60,7 @@ def test_a_slow_instance_and_a_copied_run_are_mentioned(tmp_path, capsys, monkey
     assert run(["compare", "one", "elsewhere/one"]) == 0
     shown = capsys.readouterr().out
     assert [line.split()[0] for line in shown.splitlines()[2:4]] == ["one", "elsewhere/one"]
-    assert "note: instance 1 of 2 is slow (elsewhere/one): 100 ms a step" in shown
+    assert "note: instance 1 of 2 is slow (elsewhere/one): a step takes 100 ms" in shown
 
 
 def test_json(runs, capsys):
