@@ -25,7 +25,7 @@ FORMAT = click.Option(
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="The form of the printed result.",
+    help="Output format of the result.",
 )
 
 

@@ -27,12 +27,13 @@ from poprun_py.past_runs.recorded_run import DAMAGE_ERRORS, RecordedRun, read_ru
 from poprun_py.terminal import can_print, command_name, print_error, print_out, wants_colour
 
 _PIPE_WIDTH = 200
-_HELP: Final = """Compare runs of --output-dir: samples per second, step times, duration, loss,
-and the speedup and scaling efficiency against the first run.
+_HELP: Final = """Compare samples per second, step times, duration and loss of recorded runs, and
+their speedup and scaling efficiency against the first run.
 
-RUN is the folder of a run, or its name in --output-dir; latest is the newest run. Notes below the
-table mention differences that make the comparison unfair, such as another program, version or host.
-A figure with * cannot be trusted. A line below the table tells the reason, such as other load.
+RUN is the folder of a run, or the name of a run in --output-dir. The name latest means the newest
+run. Notes below the table mention differences that make the comparison unfair, such as another
+program, version or host. A figure with * cannot be trusted. For each such figure, a line below the
+table gives the reason, such as the load of other programs.
 
 \b
 Examples:
@@ -49,20 +50,22 @@ COMPARE: Final = click.Command(
         click.Option(
             ["--target"],
             metavar="NAME=NUMBER",
-            help="Compare the seconds until the value NAME, which was logged with"
-            " popdist_py.Metrics, or the loss reached NUMBER. Values must be at least NUMBER; they"
-            " must be at most NUMBER if NAME contains loss, error or perplexity, or for"
-            " 'NAME<=NUMBER'.",
+            help="Compare the seconds until the loss, or a value NAME logged with"
+            " popdist_py.Metrics, has reached the target NUMBER. The target is reached if the value"
+            " is at least NUMBER. If NAME contains loss, error or perplexity, or for"
+            " 'NAME<=NUMBER', the value must be at most NUMBER.",
         ),
         click.Option(
             ["--group"],
             is_flag=True,
-            help="Treat runs with the same program, arguments, hosts and numbers of instances and"
-            " replicas as repetitions, and show their median and range.",
+            help="Treat runs with the same program, arguments, hosts, number of instances and"
+            " number of replicas as repetitions, and show their median and range.",
         ),
         FORMAT,
         click.Option(
-            ["--output"], metavar="FILE.html", help="Also write the result as a page to this file."
+            ["--output"],
+            metavar="FILE.html",
+            help="Also write the comparison as an HTML page to this file.",
         ),
         OUTPUT_DIR,
         HELP,

@@ -22,14 +22,15 @@ _DAY_SECONDS = 86_400
 _VERSION = 1  # of the JSON document
 _HELP: Final = """List the jobs that run on this machine, or wait for its cores.
 
-The list has the jobs of all users that hold cores or wait for them, and all of your own jobs. You
-see the state, the instances, the step and the speed of your own jobs; root sees those of all jobs.
+The list has all of your own jobs, and the jobs of other users that hold cores or wait for cores.
+The list shows the state, the instances, the step and the speed of your own jobs only. For the user
+root, the list shows these values of all jobs.
 
 \b
 Examples:
   poprun-py jobs
   poprun-py jobs --format json
-  poprun-py --status=NAME       the instances of one job
+  poprun-py --status=NAME       show the instances of one job
   poprun-py stop NAME           end the job
 """
 JOBS: Final = click.Command(
@@ -42,7 +43,7 @@ JOBS: Final = click.Command(
             type=click.Choice(["text", "json"]),
             default="text",
             show_default=True,
-            help="The form of the printed list.",
+            help="Output format of the list.",
         ),
         HELP,
     ],

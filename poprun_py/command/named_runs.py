@@ -17,8 +17,8 @@ from poprun_py.past_runs.run_files import DEFAULT_PARENT, RunFiles, find_run, ru
 OUTPUT_DIR: Final = click.Option(
     ["--output-dir", "parent"],
     metavar="DIR",
-    help="The folder of the runs that are given by name. Unset: the output_dir option, from"
-    f" POPRUN_OUTPUT_DIR or pyproject.toml, else {DEFAULT_PARENT}.",
+    help="Folder that contains the runs that are given by name. By default, this is the output_dir"
+    f" option from POPRUN_OUTPUT_DIR or pyproject.toml, else {DEFAULT_PARENT}.",
 )
 _TYPED: Final = "--output-dir"
 

@@ -16,18 +16,18 @@ from poprun_py.past_runs.pages.run_page import page_text, write_page
 from poprun_py.terminal import print_out, print_warning
 
 _STDOUT: Final = "-"
-_HELP: Final = """Write a page about RUN: throughput, loss, step times, slow instances, memory,
-placement, and causes of failures.
+_HELP: Final = """Write an HTML page about RUN: throughput, loss, step times, slow instances,
+memory, placement, and causes of failures.
 
-RUN is the folder of a run, or its name in --output-dir; latest is the newest run. The run may
-still be running. Every job with --output-dir writes its page when the job ends. The page is one
-file that needs no network: send it to a colleague, or keep it with the results.
+RUN is the folder of a run, or the name of a run in --output-dir. The name latest means the newest
+run. The job of RUN may still be running. A job with --output-dir writes this page itself when the
+job ends. The page is one HTML file that needs no network, so you can send it to a colleague.
 
 \b
 Examples:
-  poprun-py --output-dir runs -n 2 train.py     run a job, which writes its page at its end
+  poprun-py --output-dir runs -n 2 train.py     run a job, and write its page at the end
   poprun-py report latest                       write the page of the newest run again
-  poprun-py report --open latest                write the page and show it
+  poprun-py report --open latest                write the page, and show the page
   poprun-py report -o today.html runs/20260131-120000-1a2b3c
 """
 REPORT: Final = click.Command(
@@ -39,10 +39,13 @@ REPORT: Final = click.Command(
         click.Option(
             ["-o", "--output"],
             metavar="FILE",
-            help="The file of the page; - is standard output. Unset: report.html in RUN.",
+            help="Write the page to this file. - means standard output. By default, the page is"
+            " report.html in the folder of RUN.",
         ),
         OUTPUT_DIR,
-        click.Option(["--open", "is_opened"], is_flag=True, help="Show the page in the browser."),
+        click.Option(
+            ["--open", "is_opened"], is_flag=True, help="Show the page in the web browser."
+        ),
         HELP,
     ],
 )

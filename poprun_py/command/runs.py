@@ -39,16 +39,18 @@ _PIPE_WIDTH: Final = 200
 # The number of runs that a terminal shows without --limit.
 _TERMINAL_RUNS: Final = 30
 _JSON_VERSION: Final = 1
-_HELP: Final = """List the runs in DIR, the newest first: state, start, duration, speed, loss, exit
-code and tags.
+_HELP: Final = """List the recorded runs in DIR, the newest first, with their state, start,
+duration, speed, loss, exit code and tags.
 
-DIR is the folder of the runs. Unset: the output_dir option, from POPRUN_OUTPUT_DIR or
-pyproject.toml, else the current folder, or its folder runs. A run is running, finished (exit code
+DIR is the folder that contains the runs. By default, DIR is the output_dir option from
+POPRUN_OUTPUT_DIR or pyproject.toml. Without this option, DIR is the current folder, or its
+subfolder runs if only that subfolder contains runs. A run's state is running, finished (exit code
 0), failed, interrupted (by a signal, or at a checkpoint), lost (its launcher was killed) or unknown
-(of another host, or damaged).
+(the run is of another host, or damaged).
 
---remove-older removes the folders of runs that ended long ago. It lists the folders and asks.
-Running runs, links and other folders are kept. Unknown runs are removed only with --state unknown.
+--remove-older lists the folders of runs that ended long ago, asks, and removes these folders. Runs
+in the state running, links and folders without a run are kept. Runs in the state unknown are
+removed only with --state unknown.
 
 \b
 Examples:
@@ -68,40 +70,42 @@ RUNS: Final = click.Command(
             ["--state", "states"],
             type=click.Choice([str(state) for state in RunState]),
             multiple=True,
-            help="Only runs in this state; may be repeated.",
+            help="List only runs in this state. --state may be repeated.",
         ),
         click.Option(
             ["--tag", "tags"],
             metavar="KEY[=VALUE]",
             multiple=True,
-            help="Only runs with this tag; VALUE may be a pattern such as 0.*. If repeated, runs"
-            " with all of these tags.",
+            help="List only runs with this tag. VALUE may be a pattern such as 0.*. If --tag is"
+            " repeated, a run must have all of these tags.",
         ),
         click.Option(
             ["--name", "names"],
             metavar="PATTERN",
             multiple=True,
-            help="Only runs whose name matches a shell pattern such as 'lr-*'; may be repeated.",
+            help="List only runs whose name matches a shell pattern such as 'lr-*'. --name may be"
+            " repeated.",
         ),
         click.Option(
             ["--since"],
             metavar="TIME",
-            help="Only runs that began within this time, such as 2d, or since a date such as"
+            help="List only runs that began within this time, such as 2d, or since a date such as"
             " 2026-01-31.",
         ),
         click.Option(
             ["--limit"],
             metavar="N",
             type=click.IntRange(1),
-            help=f"At most the newest N runs. Unset: {_TERMINAL_RUNS} in a terminal, else all.",
+            help=f"List at most the newest N runs. By default, a terminal shows {_TERMINAL_RUNS}"
+            " runs, and a file or pipe gets all runs.",
         ),
         FORMAT,
         click.Option(
             ["--remove-older"],
             metavar="TIME",
-            help="Remove the runs that ended more than this time ago, such as 30d, after asking.",
+            help="Ask, and remove the runs that ended more than this time ago, such as 30d.",
         ),
-        click.Option(["--yes"], is_flag=True, help="Remove without asking, for scripts."),
+        click.Option(["--yes"], is_flag=True, help="Remove runs without asking, for scripts."),
         HELP,
     ],
 )

@@ -47,13 +47,14 @@ from poprun_py.terminal import (
 
 _HELP: Final = """Run PROGRAM with several numbers of instances, and show how its speed grows.
 
-Each number is run several times, in the order 1, 2, 4, 1, 2, 4, ..., and the median is shown. All
-options of poprun-py may stand before PROGRAM. The options below may also stand after it, and all
-words after -- belong to the program. With --num-replicas N every run has N replicas (strong
-scaling); without it, a run has as many replicas as instances (weak scaling). --timeout limits each
-run. The runs are kept in --output-dir (runs), so that poprun-py compare can read them. A figure
-with * cannot be trusted. A line below the table tells the reason, such as other load or another
-number of threads.
+PROGRAM is run several times with each number of instances, in the order 1, 2, 4, 1, 2, 4, ..., and
+the median is shown. All options of poprun-py are accepted before PROGRAM. The options of
+poprun-py scale are also accepted after PROGRAM. All words after -- are arguments of PROGRAM. With
+--num-replicas N, every run has N replicas (strong scaling). Without --num-replicas, a run has as
+many replicas as instances (weak scaling). --timeout limits the time of each run. The folder of
+--output-dir (by default runs) keeps the runs, so that poprun-py compare can read them. A figure
+with * cannot be trusted. For each such figure, a line below the table gives the reason, such as
+other load or another number of threads.
 
 \b
 Examples:
@@ -72,7 +73,8 @@ SCALE: Final = click.Command(
         click.Option(
             ["--instances"],
             metavar="COUNTS",
-            help="Numbers of instances, such as 1,2,4 or 1-4. The first is the base of comparison.",
+            help="Numbers of instances, such as 1,2,4 or 1-4. The speed with the first number is"
+            " the base of the comparison.",
         ),
         click.Option(
             ["--repeats"],
@@ -80,13 +82,14 @@ SCALE: Final = click.Command(
             type=click.IntRange(1, _MOST_REPEATS),
             default=3,
             show_default=True,
-            help="Runs of each number of instances.",
+            help="Number of runs for each number of instances.",
         ),
         FORMAT,
         click.Option(
             ["--output"],
             metavar="FILE.html",
-            help="Write the result as a page to this file. Unset: scale-ID.html beside the runs.",
+            help="Write the result as an HTML page to this file. By default, the page is"
+            " scale-ID.html beside the runs.",
         ),
         HELP,
     ],

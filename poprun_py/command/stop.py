@@ -21,18 +21,19 @@ from poprun_py.terminal import command_name, print_error, print_out
 _QUIET_SECONDS = 2.0
 _HELP: Final = """End running jobs, and wait until all of their processes have ended.
 
-JOB is the name of a run, the folder of a run, or the process id of a launcher; poprun-py jobs
-lists the running jobs. A stop acts like SIGTERM to the launcher. Programs that call stopRequested()
-save a checkpoint, all at the same training step. Other programs get SIGTERM. Processes that still
-run after the job's --grace are killed. A second stop of the same job kills the job at once.
-If one JOB is not found, no job is stopped.
+JOB is the name of a run, the folder of a run, or the process id of a launcher. The command
+poprun-py jobs lists the running jobs. poprun-py stop has the same effect as SIGTERM to the launcher
+of the job. Instances that call stopRequested() save a checkpoint, all at the same training step.
+Instances that do not call stopRequested() get SIGTERM. Processes that still run after the job's
+--grace are killed. A second poprun-py stop of the same job kills the job at once. If one JOB is not
+found, no job is stopped.
 
 \b
 Exit codes:
-  0    all jobs have ended
-  2    a JOB is not the name of one job of yours; no job was stopped
-  3    a launcher cannot be signalled
-  124  a job still ran after --timeout
+  0    all named jobs have ended
+  2    a JOB does not name one of your own jobs, so no job was stopped
+  3    a signal cannot be sent to a launcher
+  124  a job was still running after --timeout
 
 \b
 Examples:
@@ -56,8 +57,8 @@ STOP: Final = click.Command(
         click.Option(
             ["--timeout"],
             metavar="TIME",
-            help="The longest time to wait for the end of the jobs, such as 90s or 5m. The jobs go"
-            " on ending after that time. Unset: no limit.",
+            help="Wait at most this time for the end of the jobs, such as 90s or 5m. The jobs are"
+            " not killed after this time. By default, the wait has no limit.",
         ),
         HELP,
     ],

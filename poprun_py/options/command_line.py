@@ -19,7 +19,8 @@ VERSION_FORMAT = Option(
     group="Help",
     default="text",
     type=choice("text", "json", "full-text", "full-json"),
-    help="Output format of --version; full also lists PopDist and every dependency.",
+    help="Output format of --version. full-text and full-json also list PopDist and every"
+    " dependency.",
 )
 # Maps each spelling of --verbose to the number that this spelling adds to the verbosity.
 _VERBOSE = {"-v": 1, "-vv": 2, "-vvv": 3, "--verbose": 1, "--vv": 2}
@@ -66,14 +67,16 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
             return {**_values(given), "program": ("-m", *_module(word, value, rest))}
         if name in _BARE:
             if value is not None:
-                raise UsageError(f"{name} takes no value; {value!r} was given")
+                raise UsageError(f"{name} does not accept a value, but {value!r} was given")
             value = "1"
         else:
             value, used = _value(name, value, word, rest)
             position += used
             before = None if _OPTIONS[name].repeatable else dict(given).get(name)
             if before is not None:
-                raise UsageError(f"{name} is given twice ({before!r} and {value!r}): give it once")
+                raise UsageError(
+                    f"{name} is given twice ({before!r} and {value!r}): give {name} once"
+                )
         given.append((name, value))
     return {**_values(given), "program": tuple(words[position:])}
 
@@ -87,7 +90,9 @@ def _values(given: Sequence[tuple[str, str]]) -> dict[str, Any]:
             values["version"] = True
         elif name in NAMES_CHANGES:
             if values.setdefault("names_change", name) != name:
-                raise UsageError(f"{' and '.join(NAMES_CHANGES)} exclude one another: give one")
+                raise UsageError(
+                    f"{' and '.join(NAMES_CHANGES)} cannot be used together: give one of them"
+                )
         elif name == "--verbose":
             values["verbosity"] = values.get("verbosity", 0) + int(text)
         elif _OPTIONS[name].repeatable:
@@ -112,15 +117,19 @@ def _value(name: str, value: str | None, word: str, rest: Sequence[str]) -> tupl
         raise UsageError(f"{word} needs a value: {expected}")
     following = rest[0]
     if following.partition("=")[0] in _NAMES:
-        hint = f"; if that is the value: {word}={following}" if opt.type is TEXT else ""
-        raise UsageError(f"{word} needs a value; {following!r} follows: {expected}{hint}")
+        hint = (
+            f"; if {following!r} is the value, give {word}={following}" if opt.type is TEXT else ""
+        )
+        raise UsageError(f"{word} needs a value, but {following!r} follows: {expected}{hint}")
     return following, 1
 
 
 def _module(word: str, value: str | None, rest: Sequence[str]) -> tuple[str, ...]:
     words = tuple(rest) if value is None else (value, *rest)
     if not words or not words[0] or words[0].startswith("-"):
-        raise UsageError(f"{word} needs a value: expected a Python module, such as package.train")
+        raise UsageError(
+            f"{word} needs a value: expected the name of a Python module, such as package.train"
+        )
     return words
 
 
@@ -142,7 +151,7 @@ def _split(word: str) -> tuple[str, str | None]:
         if spelled not in _VERBOSE:
             raise _unknown(word, f"-{spelled}" if len(spelled) > 3 else spelled)
     if equals and spelled in _VERBOSE:
-        raise UsageError(f"{spelled} takes no value; {value!r} was given")
+        raise UsageError(f"{spelled} does not accept a value, but {value!r} was given")
     return complete(spelled, word), value if equals else None
 
 
@@ -181,4 +190,4 @@ def _unknown(word: str, spelled: str) -> UsageError:
 
     word = word.partition("=")[0]  # The message omits the option's value, which may be secret.
     hint = foreign_hint(word) or nearest(spelled, _NAMES)
-    return UsageError(f"unknown option {word}{hint or '; --help all lists all options'}")
+    return UsageError(f"unknown option {word}{hint or '; poprun-py --help all lists all options'}")

@@ -41,7 +41,10 @@ def checked_values(data: Any, path: str, text: str = "") -> Source:
         UsageError: ``data`` is not a table, or contains an unknown key or an invalid value.
     """
     if not isinstance(data, dict):
-        raise UsageError(f"{path}: expected a table of options, such as num-replicas = 8")
+        raise UsageError(
+            f"{path}: got a value of type {type(data).__name__}: expected a table of options, "
+            "such as num-replicas = 8"
+        )
     values: Source = {}
     for key, value in data.items():
         name = key.replace("-", "_")
@@ -50,12 +53,17 @@ def checked_values(data: Any, path: str, text: str = "") -> Source:
             continue
         if name == "program":
             if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-                raise UsageError(f"{place}: program {value!r}: expected a list of texts")
+                raise UsageError(
+                    f"{place}: program is {value!r}: expected a list of texts, such as "
+                    '["train.py", "--lr", "0.1"]'
+                )
             values[name] = tuple(value), in_file
             continue
         _require_known(key, place)
         if name in values:
-            raise UsageError(f"{place}: {key!r} is given twice")
+            raise UsageError(
+                f"{place}: {key!r} is given twice, with hyphens and with underscores: remove one"
+            )
         if name == "tag" and isinstance(value, dict):
             value = tag_texts(value, f"{place}: {key}")
         if value is not None:
@@ -71,7 +79,11 @@ def _require_known(key: str, place: str) -> None:
         known = [option for option, declared in OPTIONS.items() if declared.saved]
         # The message suggests a similar key, with hyphens or underscores as in the unknown key.
         known = known if "_" in key else [option.replace("_", "-") for option in known]
-        hint = foreign_hint(option_name(key)) or nearest(key, known) or "; --help all lists them"
+        hint = (
+            foreign_hint(option_name(key))
+            or nearest(key, known)
+            or "; poprun-py --help all lists all options"
+        )
         raise UsageError(f"{place}: unknown option {key!r}{hint}")
     if not OPTIONS[name].saved:
         raise UsageError(
@@ -96,7 +108,7 @@ def parse_config(text: str, path: str) -> Source:
         try:
             data = read_json(text)
         except ValueError as error:
-            raise UsageError(f"{path}: not JSON ({error})") from None
+            raise UsageError(f"{path}: the file is not valid JSON ({error})") from None
     elif path.endswith(".toml"):
         data = _parsed_toml(text, path)
     else:
@@ -136,7 +148,7 @@ def _parsed_toml(text: str, path: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: not TOML ({error})") from None
+        raise UsageError(f"{path}: the file is not valid TOML ({error})") from None
 
 
 def config_text(values: Mapping[str, Any], origins: Mapping[str, Origin], path: str) -> str:
@@ -149,7 +161,9 @@ def config_text(values: Mapping[str, Any], origins: Mapping[str, Origin], path: 
     try:
         json.dumps([values, sources], ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise UsageError(f"{path}: an option contains bytes that are not UTF-8 text") from None
+        raise UsageError(
+            f"{path}: cannot write the value of an option that contains bytes other than UTF-8 text"
+        ) from None
     # If the user did not give the number of replicas, it equals the number of instances. The
     # exported file then shows the number of replicas only in a comment.
     replicas = None if "num_replicas" in values else values.get("num_instances")
@@ -190,4 +204,4 @@ def read_text_file(path: str, option: str) -> str:
     except OSError as error:
         raise UsageError(f"{option} {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UsageError(f"{option} {path}: not a UTF-8 text file") from None
+        raise UsageError(f"{option} {path}: the file is not UTF-8 text") from None

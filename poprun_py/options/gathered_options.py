@@ -103,7 +103,7 @@ def gather_options(values: Mapping[str, Any], environ: Mapping[str, str]) -> Gat
     if values.get("from_plan") is not None:
         left = {name: given for name, given in variables.items() if not is_decided_by_plan(name)}
         ignored = [variables[name][1].name for name in OPTIONS if name in variables.keys() - left]
-        warnings += _no_effect(ignored, "the plan of --from-plan decides")
+        warnings += _no_effect(ignored, "the plan of --from-plan contains all other options")
         config = merged_config(left, typed)
         return GatheredOptions(config=config, warnings=warnings)
     imported = typed.get("import_config") or variables.get("import_config")
@@ -165,8 +165,8 @@ def _project_values(folder: Path) -> tuple[Source, tuple[str, ...]]:
                 values = parse_project_file(text, _PROJECT_FILE if place == folder else str(path))
         if values is not None and place != folder and _may_be_of_another_user(path):
             return {}, (
-                f"{path} is not read: it belongs to another user, in a folder where everyone may "
-                "write; name the file to use: --import-config FILE",
+                f"{path} is not read, because it belongs to another user and is in a folder where "
+                "every user may write; to use the file, give --import-config FILE",
             )
         if values is not None:
             return values if place == folder else _relative_to(place, values), ()

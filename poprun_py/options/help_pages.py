@@ -24,9 +24,9 @@ MOST_USED = (
 _MOST_COLUMNS = 100
 USAGE = "[OPTIONS] PROGRAM [ARGUMENTS]"
 PURPOSE = (
-    "Start PROGRAM as the instances of a distributed job. Each instance is a process with "
-    "NUM_REPLICAS / NUM_INSTANCES replicas on emulated IPUs. A program whose name ends in .py runs "
-    "under this Python."
+    "Start a distributed job, whose instances (processes) all run PROGRAM. Each instance has "
+    "NUM_REPLICAS / NUM_INSTANCES replicas of the model on emulated IPUs. A program whose name "
+    "ends in .py runs under the Python of poprun-py."
 )
 EXAMPLES = (
     "-n 2 train.py --epochs 3",
@@ -37,26 +37,27 @@ _COMMANDS = {
     "jobs": "list the jobs that run on this machine",
     "stop JOB...": "end running jobs, and wait for their end",
     "runs [DIR]": "list recorded runs by state, tag, name and time, and remove old ones",
-    "report RUN": "write a page about a run that --output-dir recorded",
-    "compare RUN RUN...": "compare recorded runs: speed, loss, time to a target, efficiency",
+    "report RUN": "write an HTML page about a run that --output-dir recorded",
+    "compare RUN RUN...": "compare speed, loss, time to a target and efficiency of recorded runs",
     "scale PROGRAM": "run a program with several numbers of instances, and show how it scales",
 }
 GRAMMAR = (
-    "Options end at PROGRAM or -m MODULE. Write --option VALUE or --option=VALUE; unique prefixes "
-    "of options are accepted. A yes|no value may also be on, off, true, false, 1 or 0. Examples "
-    "of a TIME are 90, 90s, 5m, 1h30m and 2d."
+    "The options of poprun-py end at PROGRAM or -m MODULE. Write --option VALUE or "
+    "--option=VALUE. A unique prefix of an option's name is accepted. The words on, true and 1 "
+    "also mean yes, and the words off, false and 0 also mean no. A TIME is a number of seconds "
+    "such as 90, or a text such as 90s, 5m, 1h30m or 2d."
 )
 PLACES = (
-    "Options are also read from the environment (POPRUN_NUM_INSTANCES=2), from the file of "
+    "Options are also read from environment variables (POPRUN_NUM_INSTANCES=2), from the file of "
     "--import-config, and from the table [tool.poprun-py] of the nearest pyproject.toml. The "
-    "command line takes precedence over variables, variables over the file, and the file over "
-    "pyproject.toml."
+    "command line takes precedence over environment variables. Environment variables take "
+    "precedence over the file of --import-config, which takes precedence over pyproject.toml."
 )
 # The help topic that shows the manual page, which this module does not contain.
 MANUAL = "manual"
 _DOCUMENTATION = (
-    "The manual: {command} --help manual. Tutorials and how-to, also for users of torchrun, mpirun "
-    "or srun: docs/index.md of the source; make docs builds it as a website."
+    "{command} --help manual shows the manual. docs/index.md in the source lists tutorials and "
+    "guides, also for users of torchrun, mpirun or srun. make docs builds them as a website."
 )
 
 
@@ -98,24 +99,25 @@ COMMAND = click.Command(
     params=[
         HelpOption(
             ["-m", "--module"], "Job", metavar="MODULE",
-            help="Run a Python module as the program, as python -m does; ends the options.",
+            help="Run a Python module as the program, as python -m does. -m MODULE ends the"
+            " options.",
         ),
         *(_click_option(field, opt) for field, opt in OPTIONS.items()),
         HelpOption(
             ["-h", "--help"], "Help", metavar="[TOPIC]",
-            help="Show the short help, or the help of a group, of a command, of an option, or of"
-            " all options.",
+            help="Show the short help, or the help of TOPIC. TOPIC is a group of options, an"
+            " option, a command, all or manual.",
         ),
         HelpOption(
             ["--install-names"], "Environment", is_flag=True,
             help="Install the packages poptorch, popdist, horovod and popart into this Python"
-            " environment, so that every program can import the emulation; start nothing.",
+            " environment, so that every program can import the emulation. Then exit.",
         ),
         HelpOption(
             ["--remove-names"], "Environment", is_flag=True,
-            help="Remove the packages that --install-names wrote; start nothing.",
+            help="Remove the packages that --install-names wrote, and exit.",
         ),
-        HelpOption(["--version"], "Help", is_flag=True, help="Show the version and stop."),
+        HelpOption(["--version"], "Help", is_flag=True, help="Show the version, and exit."),
         _click_option("version_format", VERSION_FORMAT),
         click.Argument(["program"], nargs=-1, metavar="PROGRAM [ARGUMENTS]", expose_value=False),
     ],
@@ -178,8 +180,8 @@ def _option(topic: str) -> HelpOption:
         if hint:
             raise UsageError(f"--help {topic!r}{hint}") from None
         raise UsageError(
-            f"--help {topic!r}: expected all, an option, a command ({', '.join(commands)}), or a "
-            f"group ({', '.join(GROUPS)})"
+            f"--help {topic!r}: expected all, an option, a command ({', '.join(commands)}), a "
+            f"group of options ({', '.join(GROUPS)}) or {MANUAL}"
             f"{nearest(topic.removeprefix('--'), topics)}"
         ) from None
 
@@ -234,8 +236,9 @@ def _write_option(formatter: click.HelpFormatter, option: HelpOption) -> None:
     variable = variable_name(field)
     if variable in OPTION_VARIABLES:
         key = field.replace("_", "-")
-        in_files = f", and as {key} in a configuration file" if OPTIONS[field].saved else ""
-        _write_indented(formatter, f"Also available as the variable {variable}{in_files}.")
+        in_files = f", and so does {key} in a configuration file" if OPTIONS[field].saved else ""
+        text = f"The environment variable {variable} also sets {option_name(field)}{in_files}."
+        _write_indented(formatter, text)
 
 
 def _write_indented(formatter: click.HelpFormatter, text: str) -> None:

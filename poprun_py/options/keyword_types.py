@@ -22,29 +22,33 @@ class LaunchOptions(TypedDict, total=False):
     """Number of instances (processes). The replicas are split evenly over the instances."""
 
     nproc_per_node: int | Literal["auto", "cpu"] | None
-    """Number of instances on each host, instead of --num-instances. auto (or cpu): one per CPU of
-    this machine.
+    """Number of instances on each host, in place of --num-instances. The values auto and cpu mean
+    one instance for each CPU of this machine.
     """
 
     num_replicas: int | None
-    """Number of replicas of the model in all instances together. Unset: one per instance."""
+    """Number of replicas of the model in all instances together. By default, each instance has one
+    replica.
+    """
 
     ipus_per_replica: int
-    """Number of IPUs of each replica (model parallelism); a power of two."""
+    """Number of IPUs of each replica (model parallelism). The number must be a power of two."""
 
     ipu_model: Literal["mk1", "mk2", "bow"] | None
-    """IPU type that sets the memory size and the speed that all models assume (POPDIST_IPU). A
-    model that does not fit is rejected. Unset: a model that does not fit into an Mk2 causes a
-    warning. The command poprun sets mk2 for programs that import poptorch.
+    """Type of IPU whose memory and speed are emulated for all models (POPDIST_IPU). A model that
+    does not fit into the memory of this IPU is rejected. By default, a model that does not fit
+    into the memory of an Mk2 causes a warning. The command poprun chooses mk2 by default for
+    programs that import poptorch.
     """
 
     num_ilds: int | None
-    """Number of IPU-Link domains. Each gets the same number of instances and has at most 64 IPUs.
-    Unset: as many as the partition has, else as few as possible.
+    """Number of IPU-Link domains. Each domain gets the same number of instances and has at most 64
+    IPUs. By default, a job uses all IPU-Link domains of its partition. Without a partition, a
+    job uses as few domains as possible.
     """
 
     executable_cache_path: str | PathLike[str] | None
-    """Folder for compiled executables; every host must be able to access it."""
+    """Folder for compiled executables. Every host must be able to access this folder."""
 
     # Hosts (hosts on which the instances run)
 
@@ -54,92 +58,103 @@ class LaunchOptions(TypedDict, total=False):
     """
 
     host: str | None
-    """Hosts, separated by commas. host[0-2,4] is a range. NAME:SLOTS limits the number of
-    instances of a host. Unset: the hosts of the Slurm allocation, else this machine.
+    """Hosts, separated by commas. host[0-2,4] is a range of hosts. NAME:SLOTS limits the instances
+    on the host NAME. By default, a job uses the Slurm allocation's hosts, else this machine.
     """
 
     host_file: str | PathLike[str] | None
-    """File with one host per line; cannot be combined with --host."""
+    """File with one host per line. --host-file and --host cannot be used together."""
 
     host_subnet: str | None
     """Network interface, or subnet in CIDR notation, for the traffic between hosts."""
 
     ssh_args: str | None
     """Arguments of every ssh command, separated by blanks, such as '-p 2222 -i KEY'. A single
-    argument must not contain a blank.
+    argument of ssh must not contain a blank.
     """
 
     ssh_config: str | PathLike[str] | None
-    """ssh configuration file to use instead of ~/.ssh/config."""
+    """Configuration file of ssh, used in place of ~/.ssh/config."""
 
     no_check: bool
-    """Skip the short check before a launch on other hosts."""
+    """Skip the short check of other hosts before a launch."""
 
     sync: str | PathLike[str] | None
-    """Before the launch, copy this folder to the same path on every host (with rsync, which
-    transfers only the changes).
+    """Copy this folder to the same path on every host before the launch. rsync copies the folder,
+    and transfers only the changes.
     """
 
     synchronise_python_venv: bool
-    """Copy the virtual environment to the hosts before the launch, as PopRun does."""
+    """Copy the Python virtual environment to the hosts before the launch, as PopRun does."""
 
     synchronise_poplar_sdk: bool
-    """An option of PopRun without effect: there is no Poplar SDK to copy to the hosts."""
+    """This option of PopRun has no effect, because there is no Poplar SDK to copy to the hosts."""
 
     distribute_ssh_key: bool
-    """An option of PopRun without effect: ssh keys are not copied to the hosts."""
+    """This option of PopRun has no effect: poprun-py does not copy ssh keys to the hosts."""
 
     # Placement (NUMA nodes, CPUs and threads of each instance)
 
     process_placement: Literal["spreadnuma", "packnuma", "spreadcores", "spreadl3", "disabled"]
-    """How a host's NUMA nodes and cores are divided among its instances."""
+    """How a host's cores are divided among its instances. spreadnuma gives each instance whole
+    NUMA nodes. packnuma fills one NUMA node after another. spreadcores divides the cores
+    evenly, on any NUMA nodes. spreadl3 gives each instance whole groups of cores with a common
+    L3 cache. disabled does not bind instances to cores.
+    """
 
     numa_aware: bool | None
-    """An older option of PopRun. yes: instance i of a host gets NUMA node i mod nodes. no:
-    instances are not placed. Unset: --process-placement decides.
+    """An older option of PopRun for the placement. With yes, instance i of a host gets NUMA node
+    number i modulo the number of nodes. With no, instances are not bound to cores. By default,
+    --process-placement decides the placement.
     """
 
     cores_per_instance: int | None
-    """Number of cores of each instance. Unset: an even share of the host's cores."""
+    """Number of cores of each instance. By default, the instances of a host divide its cores
+    evenly.
+    """
 
     reserve_cores: int
-    """Number of cores of each instance that compute threads leave free for data loading."""
+    """Number of cores of each instance that its compute threads leave free for data loading."""
 
     smt: bool
-    """Run one compute thread per hardware thread (SMT) instead of one per core."""
+    """Run one compute thread on each hardware thread (SMT), instead of one on each core."""
 
     oversubscribe: bool
     """Allow more instances than CPUs on a host."""
 
     strict_binding: bool
-    """End the launch if the kernel reports a binding that differs from the plan."""
+    """End the launch if the kernel reports a CPU binding that differs from the plan."""
 
     wait_for_resources: float | str | None
-    """Wait if other jobs hold too many of this machine's cores or of the pod's IPUs. Jobs are
-    served in order of arrival. =TIME limits the wait; without =TIME, it has no limit.
+    """Wait with the start if other jobs use too many of this machine's cores or of the pod's IPUs.
+    Waiting jobs start in order of arrival. =TIME limits the waiting time. Without =TIME, the
+    waiting time has no limit.
     """
 
     share_cores: bool | Literal["auto", "yes", "no"]
-    """Whether to share cores if other jobs hold too many. yes: share. no: do not start. auto:
-    share, unless --cores-per-instance or --reserve-cores asks for cores.
+    """Whether this job may use the same cores as other jobs, if too few cores are free. With yes,
+    the job shares cores. With no, the job does not start. With auto, the job shares cores
+    unless --cores-per-instance or --reserve-cores asks for cores.
     """
 
     hardware: str | PathLike[str] | None
-    """Make the plan for another machine, described in this file by --print-hardware=json."""
+    """Plan the job for another machine, which this file describes. --print-hardware=json prints
+    such a file.
+    """
 
     hardware_root: str | PathLike[str] | None
-    """Plan for the machine whose sys/ and proc/ were copied to this folder."""
+    """Plan the job for another machine, whose folders sys/ and proc/ were copied to this folder."""
 
     # Output (output, records and metrics of the running job)
 
     only_output_from_instance: int | str | Sequence[int] | None
-    """Show the output of these instances only, such as 0,2-3. The output of an instance that fails
-    is shown as well.
+    """Show only the output of these instances, such as 0,2-3. The output of an instance that fails
+    is also shown.
     """
 
     output: Literal["tag", "time", "plain"]
-    """Prefix of each output line: PopRun's tag [1,INDEX]<stream>:, the tag and the time of day, or
-    nothing.
+    """Prefix of each output line. The value tag means PopRun's tag [1,INDEX]<stream>:, and time
+    means the tag and the time of day. The value plain means no prefix.
     """
 
     output_dir: str | PathLike[str] | None
@@ -148,55 +163,57 @@ class LaunchOptions(TypedDict, total=False):
     """
 
     log_limit: int | str
-    """Maximum size of the output files of each instance in --output-dir. Longer output loses its
-    middle: instance-0.stdout.1 keeps the beginning, and instance-0.stdout keeps the newest
-    part. The word none means no limit.
+    """Maximum size of the output files of each instance in --output-dir. The middle of longer
+    output is deleted. instance-0.stdout.1 then has the beginning of the output of instance 0,
+    and instance-0.stdout has its newest part. The value none means no limit.
     """
 
     run_name: str | None
-    """Name of the run and of its folder in --output-dir. If a run has this name already, the new
-    run gets the next free name, such as NAME-2. Unset: a name made of the time.
+    """Name of the run and of its folder in --output-dir. If the name is in use, the new run gets
+    the next free name, such as NAME-2. By default, the name is made from the time.
     """
 
     tag: Mapping[str, Word] | Sequence[str]
-    """KEY=VALUE label of the run, such as lr=0.1. The report shows it, and poprun-py runs --tag
-    selects by it. May be repeated.
+    """Label KEY=VALUE of the run, such as lr=0.1. The run's report shows its tags. poprun-py runs
+    --tag selects runs by their tags. --tag may be repeated.
     """
 
     note: str | None
-    """Remark about the run, shown in its report, such as the purpose of the run."""
+    """Remark about the run, such as its purpose. The run's report shows this note."""
 
     timeline: str | PathLike[str] | None
-    """Record the activities of every instance in this file; ui.perfetto.dev can open it. auto:
-    timeline.json.gz in the run's folder (--output-dir), else in the current folder.
+    """Record the activities of every instance in this file. ui.perfetto.dev can open the file. The
+    value auto, or no value, means timeline.json.gz in the run's folder (--output-dir). Without
+    --output-dir, auto means timeline.json.gz in the current folder.
     """
 
     timeline_size: int
-    """Maximum size of the recordings of all instances together. A long run keeps its first spans,
-    its last spans, and a selection of the spans between them.
+    """Maximum size of the timeline recordings of all instances together. A long run keeps its
+    first spans, its last spans, and a selection of the spans between them.
     """
 
     live: bool
-    """Show a live view of all instances below the output: state, speed, shares of the time, and
-    slow instances. Without a terminal, print a line now and then.
+    """Show a live view of all instances below the output: their state, speed, use of time, and
+    slow instances. Without a terminal, print a line of progress now and then.
     """
 
     metrics_port: int | None
-    """Serve the job's metrics for Prometheus at http://127.0.0.1:PORT/metrics while it runs. 0:
-    pick a free port and print it.
+    """Serve the job's metrics for Prometheus at http://127.0.0.1:PORT/metrics while the job runs.
+    Port 0 picks a free port and prints it.
     """
 
     metrics_to: Sequence[str]
-    """Write the job's metrics for tensorboard[:DIR], as a file csv[:FILE] or jsonl[:FILE]
-    (default: in the run's folder), or for wandb[:PROJECT]; may be repeated.
+    """Write the job's metrics for tensorboard[:DIR] or wandb[:PROJECT], or to a file csv[:FILE] or
+    jsonl[:FILE]. By default, DIR and FILE are in the run's folder. --metrics-to may be
+    repeated.
     """
 
     stdin_instance: int
     """Index of the instance that reads the launcher's standard input (keyboard, pipe or file)."""
 
     verbosity: int
-    """-v logs the given options and the actions of the launcher. -vv logs everything, including
-    the topology and the whole mpirun command.
+    """-v logs the given options and the launcher's actions. -vv logs everything, including the
+    topology and the mpirun command.
     """
 
     # Supervision (time limits, signals and failures)
@@ -205,67 +222,85 @@ class LaunchOptions(TypedDict, total=False):
     """End the job after this time, with exit code 124."""
 
     grace: float | str
-    """Time between asking instances to stop (SIGTERM, or SIGINT after Ctrl-C) and killing them."""
+    """Time between the signal that asks instances to stop and the signal that kills them. The
+    first signal is SIGTERM, or SIGINT after Ctrl-C.
+    """
 
     hang_timeout: float | str | None
     """End a hung job with exit code 124, and print all Python stacks. A job hangs if an instance
     completes no training step and shows no other activity for this time. If no instance counts
-    steps, a job hangs if no instance shows any activity. auto: 20 times the median step time,
-    at least 10 s; 120 s if no instance counts steps. Unset: no limit.
+    steps, a job hangs if no instance shows any activity for this time. The value auto means 20
+    times the median step time, and at least 10 s. If no instance counts steps, auto means 120
+    s. By default, hung jobs are not ended.
     """
 
     max_restarts: int
-    """Maximum number of restarts after failures; the pauses before them are 1, 2, 4, ... s."""
+    """Maximum number of restarts after failures. The pauses before the restarts take 1, 2, 4, ...
+    s.
+    """
 
     memory_checkpoints: bool
-    """Keep the newest state of the training in memory, and restart from this state after failures
-    (see max_restarts). If the failed attempt has made progress, the restart has no pause.
+    """Keep the newest state of the training in memory, and restart the job from this state after
+    failures (see --max-restarts). If the failed attempt has made progress, the job restarts
+    without a pause.
     """
 
     allow_fewer_hosts: bool
-    """Allow a restart without the hosts that were lost. Where too few cores are left, instances of
-    a program with a PopTorch model run more replicas each.
+    """Allow a restart without the hosts that were lost. If too few cores are left, each instance
+    of a program with a PopTorch model runs more replicas.
     """
 
     wait_for_hosts: float | str | None
-    """Wait for lost hosts. =TIME limits the wait; without =TIME, it has no limit. With
-    --allow-fewer-hosts, the job goes on meanwhile, and uses a lost host again as soon as the
-    host answers.
+    """Wait for lost hosts. =TIME limits the waiting time. Without =TIME, the waiting time has no
+    limit. With --allow-fewer-hosts, the job runs without the lost hosts meanwhile, and uses a
+    lost host again as soon as the host answers.
     """
 
     # Environment (variables of the instances, and packages that they import)
 
     env: Mapping[str, Word] | Sequence[str]
-    """NAME=VALUE sets a variable in every instance. NAME alone forwards the launcher's variable,
-    so that process lists do not show its value. Output and plans never show values.
+    """NAME=VALUE sets a variable in every instance. NAME alone forwards the launcher's variable
+    NAME, so process lists do not show its value. Output and plans never show these values.
     """
 
     env_file: str | PathLike[str] | None
-    """File with NAME=VALUE lines; values may be in quotes. --env takes precedence."""
+    """File with NAME=VALUE lines. The values may be in quotes. --env takes precedence over
+    --env-file.
+    """
 
     sdk_names: bool | Literal["auto", "yes", "no"]
-    """Whether import poptorch, popdist, horovod and popart find this emulation. auto: if these
-    packages are not installed. yes: always. no: never.
+    """Whether the statements import poptorch, popdist, horovod and popart find this emulation.
+    With auto, they find the emulation if these packages are not installed. With yes, they
+    always find it. With no, they never find it.
     """
 
     torch_backend: Literal["auto", "gloo", "popdist"]
-    """The torch.distributed back end for a program that names gloo, popdist or no back end. auto:
-    the back end that the program names.
+    """The torch.distributed back end for a program that names gloo, popdist or no back end. With
+    gloo or popdist, such a program uses this back end. With auto, the program uses the back end
+    that it names.
     """
 
     # MPI (the MPI implementation that starts the instances)
 
     mpi: str | PathLike[str] | None
-    """mpirun, or the folder of its installation. Unset: mpirun beside this Python, else on PATH."""
+    """Path of mpirun, or of the folder of an MPI installation. By default, the launcher uses the
+    mpirun beside this Python, or else the first mpirun on PATH.
+    """
 
     mpi_global_args: Sequence[str]
-    """Arguments placed directly after mpirun; may be repeated."""
+    """Arguments for the mpirun command, placed directly after mpirun. --mpi-global-args may be
+    repeated.
+    """
 
     mpi_local_args: Sequence[str]
-    """Arguments added to every instance's part of the mpirun command; may be repeated."""
+    """Arguments added to every instance's part of the mpirun command. --mpi-local-args may be
+    repeated.
+    """
 
     instance_mpi_local_args: Sequence[str]
-    """INDEX:ARGS adds arguments to one instance's part of the mpirun command; may be repeated."""
+    """INDEX:ARGS adds the arguments ARGS to the part of instance INDEX in the mpirun command.
+    --instance-mpi-local-args may be repeated.
+    """
 
     mpi_fast_start: bool
     """On a single host, use the MPI transports that start within 0.1 s (Open MPI 5)."""
@@ -276,44 +311,47 @@ class LaunchOptions(TypedDict, total=False):
     # IPU hardware (the pod of emulated IPUs, and PopRun's options for partitions)
 
     pod: str | PathLike[str] | None
-    """Pod with the IPUs of the job: its name, its folder or http://HOST:PORT. The word server: the
-    V-IPU server of the options below. The word none: no pod. Unset: the only pod of this
-    machine.
+    """Pod with the IPUs of the job: the pod's name, its folder or http://HOST:PORT. The value
+    server means the V-IPU server of --vipu-server-host. The value none means no pod. By
+    default, a job uses the only pod of this machine.
     """
 
     vipu_server_host: str | None
-    """Name or address of the V-IPU server (--pod server)."""
+    """Name or address of the V-IPU server, for --pod server."""
 
     vipu_server_port: int
-    """Port of the V-IPU server."""
+    """Port of the V-IPU server, for --pod server."""
 
     vipu_server_timeout: int
-    """Time limit of a request to the V-IPU server."""
+    """Time limit of a request to the V-IPU server, in seconds."""
 
     vipu_partition: str | None
-    """V-IPU partition of the job. A missing partition is made. Unset: the partition that
-    IPUOF_VIPU_API_PARTITION_ID names, else the only partition, else a new one.
+    """V-IPU partition of the job. The launcher makes the partition if it does not exist. By
+    default, a job uses the partition that IPUOF_VIPU_API_PARTITION_ID names, else the only
+    partition, else a new partition.
     """
 
     vipu_partition_attempts: int
-    """Number of attempts to make the partition ACTIVE. Each attempt may take
+    """Number of attempts to bring the partition into the state ACTIVE. Each attempt may take
     --vipu-server-timeout.
     """
 
     vipu_cluster: str | None
-    """V-IPU cluster for a new partition; see --vipu-allocation."""
+    """V-IPU cluster for a new partition. --vipu-allocation names the allocation."""
 
     vipu_allocation: str | None
-    """V-IPU allocation for a new partition."""
+    """V-IPU allocation (part of a cluster) for a new partition."""
 
     update_partition: bool
     """Change an existing partition that does not fit the job."""
 
     reset_partition: bool | None
-    """Reset the partition before the job. Unset: only if the partition is not reconfigurable."""
+    """Reset the partition before the job starts. By default, a partition is reset only if it is
+    not reconfigurable.
+    """
 
     remove_partition: bool
-    """After the job, remove the partition if the launch made it."""
+    """Remove the partition after the job, if the launcher made the partition."""
 
     sync_type: (
         Literal[
@@ -326,7 +364,10 @@ class LaunchOptions(TypedDict, total=False):
         ]
         | None
     )
-    """V-IPU sync type of a new partition."""
+    """V-IPU sync type of a new partition: ST_GS2_DEFAULT, ST_GS2_INDEPENDENT_RAILS,
+    ST_POD_NATIVE_DEFAULT, ST_POD_NATIVE_REPLICATED_PIPELINE, c2-compatible or
+    pod-native-default.
+    """
 
     offline_mode: bool
-    """Run without IPUs: no pod is contacted."""
+    """Run without IPUs, and do not contact a pod."""

@@ -61,8 +61,8 @@ class LaunchConfig(DeclaredOptions, Displayed):
         words = tuple(fspath(w) if isinstance(w, PathLike) else w for w in words)
         if not all(map(is_word, words)):
             raise UsageError(
-                f"program {self.program!r}: expected a list of texts without NUL characters, the "
-                "program and its arguments"
+                f"program is {self.program!r}: expected a list with the program and its arguments, "
+                "which are texts without NUL characters"
             )
         object.__setattr__(self, "program", words)
         self._check_combinations()
@@ -93,7 +93,7 @@ class LaunchConfig(DeclaredOptions, Displayed):
         try:
             text = Path(name).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise UsageError(f"{name}: not UTF-8 text ({error.reason})") from None
+            raise UsageError(f"{name}: the file is not UTF-8 text ({error.reason})") from None
         except OSError as error:
             raise UsageError(explain_os_error(error, "the configuration cannot be read")) from None
         return merged_config(parse_config(text, name), from_keywords(options, program))
@@ -200,12 +200,12 @@ class LaunchConfig(DeclaredOptions, Displayed):
         if width & (width - 1):
             raise UsageError(
                 f"{self.shown('ipus_per_replica')}: expected a power of two (1, 2, 4, 8, ...), "
-                "the sizes in which IPUs are allocated"
+                "because IPUs are allocated in groups of these sizes"
             )
         if replicas * width > MAX_IPUS:
             raise UsageError(
                 f"{self.shown('num_replicas')} x {self.shown('ipus_per_replica')} = "
-                f"{replicas * width} IPUs: expected at most {MAX_IPUS}"
+                f"{replicas * width} IPUs: expected at most {MAX_IPUS} IPUs"
             )
         if self.num_ilds is not None:
             self._check_link_domains(self.num_ilds, replicas * width)
@@ -214,7 +214,7 @@ class LaunchConfig(DeclaredOptions, Displayed):
             last = max(given or (0,)) if isinstance(given, tuple) else given or 0
             if last >= instances:
                 raise UsageError(
-                    f"{self.origin(name).shown(last)}: expected an index "
+                    f"{self.origin(name).shown(last)}: expected an index of an instance "
                     f"from 0 to {instances - 1} ({self.shown('num_instances')})"
                 )
 
@@ -222,21 +222,22 @@ class LaunchConfig(DeclaredOptions, Displayed):
         if self.num_instances % num_ilds:
             raise UsageError(
                 f"{self.shown('num_instances')} cannot be split evenly over "
-                f"{self.shown('num_ilds')}: expected a multiple of {num_ilds} instances, at "
-                "least one for each IPU-Link domain"
+                f"{self.shown('num_ilds')}: expected a number of instances that is a multiple of "
+                f"{num_ilds}, because each IPU-Link domain has the same number of instances"
             )
         if num_ipus > num_ilds * LINK_DOMAIN_IPUS:
             fitting = _sufficient_link_domains(self.num_instances, num_ipus)
             least = -(-num_ipus // LINK_DOMAIN_IPUS)
             expected = (
-                f"expected {' or '.join(map(str, fitting))}, which divide"
-                f"{'s' if len(fitting) == 1 else ''} {self.shown('num_instances')}"
+                f"expected {' or '.join(map(str, fitting))} domains, a number that divides "
+                f"{self.shown('num_instances')}"
                 if fitting
-                else f"expected at least {least}, and a multiple of that number of instances"
+                else f"expected {least} or more domains, and a multiple of that number of instances"
             )
             raise UsageError(
-                f"{self.shown('num_ilds')} leaves {num_ipus // num_ilds} of {num_ipus} IPUs in "
-                f"each IPU-Link domain, at most {LINK_DOMAIN_IPUS} fit: {expected}"
+                f"{self.shown('num_ilds')} puts {num_ipus // num_ilds} of {num_ipus} IPUs into "
+                f"each IPU-Link domain, but a domain has at most {LINK_DOMAIN_IPUS} IPUs:"
+                f" {expected}"
             )
 
     def _check_combinations(self) -> None:
@@ -245,20 +246,22 @@ class LaunchConfig(DeclaredOptions, Displayed):
                 continue  # A job that does not share cores may wait for free cores.
             if self.is_given(one) and self.is_given(other):
                 raise UsageError(
-                    f"{self.named(one)} and {self.named(other)} exclude one another: give one"
+                    f"{self.named(one)} and {self.named(other)} cannot be used together: give one "
+                    "of them"
                 )
         for tool, place in METRICS_PATHS.items():
             if self.output_dir is None and tool in self.metrics_to:
                 raise UsageError(
-                    f"{self.origin('metrics_to').shown(tool)}: the run has no folder: give "
-                    f"{tool}:{place}, or --output-dir"
+                    f"{self.origin('metrics_to').shown(tool)}: the run has no folder for the "
+                    f"metrics: give {tool}:{place}, or --output-dir"
                 )
         read_tags(self.tag, self.named("tag"))
         for other in ("run", "print_hardware"):
             if self.prints_file and self.is_given(other):
                 raise UsageError(
-                    f"{self.shown('print_topology')} and {self.named(other)} exclude one another: "
-                    "standard output is the picture only"
+                    f"{self.shown('print_topology')} and {self.named(other)} cannot be used"
+                    " together, "
+                    "because standard output then contains only a picture: give one of them"
                 )
 
 

@@ -98,7 +98,9 @@ class Option:
         if self.repeatable:
             if not isinstance(value, list | tuple):
                 given = f"of type {type(value).__name__}" if self.secret else repr(value)
-                raise UsageError(f"{name} {given}: expected a list, each {self.type.expected}")
+                raise UsageError(
+                    f"{name} {given}: expected a list of values, each of them {self.type.expected}"
+                )
             return tuple(self._check_one(name, item) for item in value)
         return self._check_one(name, value)
 
@@ -291,7 +293,8 @@ PATH = OptionType(
 # Users of srun give a file to --output.
 LINE_PREFIX = replace(
     choice("tag", "time", "plain"),
-    expected="one of tag, time, plain, which begin each line; for files, give --output-dir",
+    expected="tag, time or plain, the prefix of each line; to write output to files, give"
+    " --output-dir",
 )
 FILE_OR_AUTO = replace(PATH, metavar="FILE|auto", expected="the path of a file, or auto")
 POD = replace(
@@ -300,7 +303,7 @@ POD = replace(
 JOB = replace(
     PATH,
     metavar="JOB",
-    expected="a process id, the name of a run, or the folder of one",
+    expected="a process id, the name of a run, or the folder of a run",
     accepts=lambda v: type(v) is int and v > 0 if isinstance(v, int) else is_word(v) and v != "",
     normalise=str,
 )
@@ -354,7 +357,7 @@ def _time_or(word: str) -> OptionType:
 TIME_OR_AUTO, TIME_OR_FOREVER = _time_or(AUTO), _time_or(FOREVER)
 INDICES = OptionType(
     metavar="INDICES",
-    expected="indices from 0 such as 1 or 0,2-3, or all",
+    expected="indices of instances (from 0), such as 1 or 0,2-3, or all",
     read=_indices,
     accepts=_are_indices,
     keyword="int | str | Sequence[int]",
@@ -363,7 +366,7 @@ INDICES = OptionType(
 )
 COUNT_OR_AUTO = OptionType(
     metavar="N|auto",
-    expected="a whole number of at least 1, or auto (cpu) for the number of CPUs",
+    expected="a whole number of at least 1, or auto or cpu for the number of CPUs",
     read=lambda text: text.lower() if text.lower() in CPU_WORDS else _whole_number(text),
     accepts=lambda v: (
         v in CPU_WORDS if isinstance(v, str) else type(v) is int and 1 <= v <= MAX_INSTANCES

@@ -57,7 +57,8 @@ FOREIGN_OPTIONS = (
         },
     ),
     ForeignOption(
-        "name the hosts with `--host node[0-1]`, or leave it out for this machine and inside Slurm",
+        "name the hosts with `--host node[0-1]`; inside Slurm and on this machine, no option is"
+        " needed",
         {
             TORCHRUN: "--nnodes",
             ACCELERATE: "--num-machines",
@@ -86,8 +87,8 @@ FOREIGN_OPTIONS = (
         },
     ),
     ForeignOption(
-        "the number of instances is fixed: give `--num-instances N`; a job that loses a host"
-        " restarts with `--max-restarts N` and `--allow-fewer-hosts`",
+        "give a fixed number of instances with `--num-instances N`; to restart a job that loses a"
+        " host, give `--max-restarts N` and `--allow-fewer-hosts`",
         {HOROVOD: "--min-np --max-np --min-num-proc --max-num-proc --elastic-timeout"},
     ),
     ForeignOption(
@@ -99,8 +100,8 @@ FOREIGN_OPTIONS = (
         {HOROVOD: "-p --ssh-port -i --ssh-identity-file", DEEPSPEED: "--ssh-port"},
     ),
     ForeignOption(
-        "leave it out: the launcher connects the instances, and sets `MASTER_ADDR`, `MASTER_PORT`"
-        " and the ranks",
+        "remove this option, because the launcher connects the instances, and sets `MASTER_ADDR`,"
+        " `MASTER_PORT` and the ranks",
         {
             TORCHRUN: "--rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --node-rank"
             " --master-addr --master-port --local-addr --use-env --monitor-interval --start-method"
@@ -112,29 +113,31 @@ FOREIGN_OPTIONS = (
         },
     ),
     ForeignOption(
-        "leave it out: without `--host`, a job runs on this machine alone",
+        "remove this option, because a job without `--host` runs only on this machine",
         {TORCHRUN: "--standalone"},
     ),
     ForeignOption(
-        "leave it out: the launcher chooses the transports of MPI (`--mpi-fast-start`)",
+        "remove this option, because the launcher chooses the transports of MPI"
+        " (`--mpi-fast-start`)",
         {HOROVOD: "--gloo --jsrun --tcp --mpi-threads-disable", MPICH: "--launcher --rmk"},
     ),
     ForeignOption(
-        "leave it out: the launcher waits for all instances",
+        "remove this option, because the launcher waits for all instances",
         {HOROVOD: "--start-timeout --gloo-timeout-seconds"},
     ),
     # --- the program -----------------------------------------------------------------------------
     ForeignOption(
-        "leave it out: a program whose name does not end in .py runs as it is",
+        "remove this option, because only a program whose name ends in .py runs under Python",
         {TORCHRUN: "--no-python --run-path", ACCELERATE: "--no-python", DEEPSPEED: "--no-python"},
     ),
     ForeignOption(
-        "all instances run one program: let it choose its work by `RANK` or"
+        "give one program for all instances, which chooses its work by `RANK` or"
         " `popdist_py.getInstanceIndex()`",
         {OPEN_MPI: "--app", MPICH: "--configfile", SLURM: "--multi-prog"},
     ),
     ForeignOption(
-        "run `cd DIR` first: the instances run in the folder in which poprun-py was started",
+        "run `cd DIR` first, because the instances run in the folder in which poprun-py was"
+        " started",
         {
             OPEN_MPI: "--wdir --wd",
             MPICH: "--wdir",
@@ -155,11 +158,12 @@ FOREIGN_OPTIONS = (
         {OPEN_MPI: "--preload-files --preload-binary --preload-files-dest-dir"},
     ),
     ForeignOption(
-        "leave it out: instance 0 reads the keyboard or a pipe; `--stdin-instance` names another",
+        "remove this option, because instance 0 reads the keyboard or a pipe; `--stdin-instance`"
+        " chooses another instance",
         {SLURM: "-i --input --pty", GUESSED: "--interactive"},
     ),
     ForeignOption(
-        "choose this in the program; options of the program stand behind its name",
+        "make this choice in the program; give options of the program after its name",
         {
             ACCELERATE: "--mixed-precision --use-fsdp --use-deepspeed --use-megatron-lm"
             " --use-parallelism-config --use-tp --dynamo-backend --zero-stage"
@@ -168,7 +172,7 @@ FOREIGN_OPTIONS = (
         },
     ),
     ForeignOption(
-        "leave it out: instances compute on CPUs",
+        "remove this option, because instances compute on CPUs",
         {
             ACCELERATE: "--cpu --multi-gpu --gpu-ids --tpu --ipex --use-xpu --use-cpu",
             GUESSED: "--gpu --device --devices",
@@ -176,8 +180,9 @@ FOREIGN_OPTIONS = (
     ),
     # --- cores and memory ------------------------------------------------------------------------
     ForeignOption(
-        "every instance gets cores of its own, near one another; `--process-placement` chooses how,"
-        " and `--process-placement disabled` binds nothing",
+        "remove this option, because every instance is bound to its own cores;"
+        " `--process-placement MODE` chooses these cores, and `--process-placement disabled`"
+        " switches the binding off",
         {
             OPEN_MPI: "--bind-to --map-by --rank-by --bynode --byslot --bycore --bysocket",
             MPICH: "--bind-to --map-by",
@@ -198,15 +203,15 @@ FOREIGN_OPTIONS = (
         },
     ),
     ForeignOption(
-        "run `taskset -c LIST poprun-py ...`: a job uses only the CPUs that it may use",
+        "run `taskset -c LIST poprun-py ...`, because a job uses only the CPUs of its launcher",
         {OPEN_MPI: "--cpu-set --cpu-list"},
     ),
     ForeignOption(
-        "run one thread for each hardware thread with `--smt yes`",
+        "run one compute thread on each hardware thread with `--smt yes`",
         {OPEN_MPI: "--use-hwthread-cpus", SLURM: "--threads-per-core"},
     ),
     ForeignOption(
-        "leave it out: more instances than CPUs are refused without `--oversubscribe`",
+        "remove this option, because more instances than CPUs need `--oversubscribe`",
         {OPEN_MPI: "--nooversubscribe"},
     ),
     ForeignOption(
@@ -214,16 +219,17 @@ FOREIGN_OPTIONS = (
         {SLURM: "-O --overcommit"},
     ),
     ForeignOption(
-        "give `--share-cores no`, or wait for free cores with `--wait-for-resources`",
+        "give `--share-cores no` to start only on free cores, or `--wait-for-resources` to wait for"
+        " free cores",
         {SLURM: "--exclusive"},
     ),
     ForeignOption(
-        "leave it out: a job starts at once, and shares cores if too few are free"
-        " (`--share-cores no` refuses)",
+        "remove this option, because a job starts at once, and shares cores if too few are free;"
+        " with `--share-cores no`, such a job does not start",
         {SLURM: "--overlap --immediate"},
     ),
     ForeignOption(
-        "give it to sbatch or salloc: poprun-py runs inside the allocation",
+        "give this option to sbatch or salloc, because poprun-py runs inside their allocation",
         {
             SLURM: "-p --partition -A --account -q --qos --reservation -C --constraint --gres"
             " --gpus --gpus-per-node --gpus-per-task --mem --mem-per-cpu --mem-per-gpu -a --array"
@@ -232,7 +238,8 @@ FOREIGN_OPTIONS = (
     ),
     # --- MPI -------------------------------------------------------------------------------------
     ForeignOption(
-        "pass it to mpirun with `--mpi-global-args`, such as `--mpi-global-args='--mca KEY VALUE'`",
+        "pass this option to mpirun with `--mpi-global-args`, such as"
+        " `--mpi-global-args='--mca KEY VALUE'`",
         {
             OPEN_MPI: "--mca --gmca --omca --prtemca --pmixmca --tune --personality"
             " --runtime-options --xterm",
@@ -241,7 +248,7 @@ FOREIGN_OPTIONS = (
         },
     ),
     ForeignOption(
-        "name the MPI with `--mpi DIR`",
+        "name the folder of the MPI installation with `--mpi DIR`",
         {OPEN_MPI: "--prefix"},
     ),
     # --- output and records ----------------------------------------------------------------------
@@ -258,15 +265,16 @@ FOREIGN_OPTIONS = (
         },
     ),
     ForeignOption(
-        "leave it out: instances write each line at once",
+        "remove this option, because instances write each line at once",
         {SLURM: "-u --unbuffered"},
     ),
     ForeignOption(
-        "choose the instances with `--only-output-from-instance 0,2-3`",
+        "choose the instances whose output is shown with `--only-output-from-instance 0,2-3`",
         {TORCHRUN: "--local-ranks-filter"},
     ),
     ForeignOption(
-        "leave it out: each line begins with its instance; `--output plain` removes that",
+        "remove this option, because each line begins with its instance; `--output plain` removes"
+        " this prefix",
         {OPEN_MPI: "--tag-output", SLURM: "-l --label", MPICH: "-l --prepend-rank"},
     ),
     ForeignOption(
@@ -342,11 +350,11 @@ FOREIGN_OPTIONS = (
         },
     ),
     ForeignOption(
-        "leave it out: the job ends when an instance fails",
+        "remove this option, because the job ends when an instance fails",
         {SLURM: "-K --kill-on-bad-exit"},
     ),
     ForeignOption(
-        "end a job that hangs with `--hang-timeout auto`; its report has all Python stacks",
+        "end a hung job with `--hang-timeout auto`; the report of the job has all Python stacks",
         {
             HOROVOD: "--no-stall-check --stall-check-warning-time-seconds"
             " --stall-check-shutdown-time-seconds",
@@ -354,7 +362,7 @@ FOREIGN_OPTIONS = (
         },
     ),
     ForeignOption(
-        "leave it out: gradients are packed and reduced without settings",
+        "remove this option, because poprun-py packs and reduces gradients without settings",
         {
             HOROVOD: "--fusion-threshold-mb --cycle-time-ms --cache-capacity --disable-cache"
             " --autotune --autotune-log-file --autotune-warmup-samples --hierarchical-allreduce"

@@ -20,9 +20,9 @@ COMMAND_LINE_ONLY = tuple(name for name, opt in OPTIONS.items() if not opt.saved
 KEYWORDS = (*(name for name in OPTIONS if name not in COMMAND_LINE_ONLY), "hosts")
 _INSTEAD = {
     "dry_run": "poprun_py.plan(...) returns the plan and its command",
-    "print_topology": "print(poprun_py.plan(...)) shows it",
-    "from_plan": "give the LaunchPlan itself",
-    "import_config": "LaunchConfig.from_file(...) reads it",
+    "print_topology": "print(poprun_py.plan(...)) shows the topology",
+    "from_plan": "give the LaunchPlan object instead of the program",
+    "import_config": "LaunchConfig.from_file(...) reads a configuration file",
 }
 # Arguments of the functions launch, start and plan, but not options of a launch.
 _ARGUMENTS = (
@@ -43,7 +43,7 @@ def from_keywords(
         UsageError: A keyword is unknown, or a value or a word of the program is not accepted.
     """
     if keywords.get("host") is not None and keywords.get("hosts") is not None:
-        raise UsageError("host and hosts exclude one another: give one")
+        raise UsageError("host and hosts cannot be used together: give one of them")
     values: Source = {}
     if program is not None:
         values["program"] = _words(program), from_python("program")
@@ -67,16 +67,18 @@ def _require_known(name: str) -> None:
     if name in COMMAND_LINE_ONLY:
         instead = _INSTEAD.get(name)
         raise UsageError(
-            f"{name} is an option of the command line only{': ' + instead if instead else ''}"
+            f"{name} is an option of the command poprun-py only{': ' + instead if instead else ''}"
         )
     if name in _ARGUMENTS:
-        raise UsageError(f"{name} is not an option, and this function does not accept it")
+        raise UsageError(
+            f"{name} is not an option of a launch, and this function does not accept {name}"
+        )
     if name not in KEYWORDS:
         from poprun_py.options.other_launchers import foreign_hint
 
         hint = foreign_hint(option_name(name)) or nearest(name, (*KEYWORDS, *_ARGUMENTS))
         raise UsageError(
-            f"unknown option {name!r}{hint or '; poprun-py --help all lists them, with hyphens'}"
+            f"unknown option {name!r}{hint or '; poprun-py --help all lists all options'}"
         )
 
 
@@ -85,7 +87,7 @@ def _words(program: Sequence[object]) -> tuple[str, ...]:
         shown = ascii(program)
         raise UsageError(
             f"program {shown if len(shown) <= 60 else shown[:57] + '...'}: expected a list of "
-            'words, such as ["train.py", "--lr", 0.1]'
+            'words (the program and its arguments), such as ["train.py", "--lr", 0.1]'
         )
     return tuple(
         _word(word, f"word {number} of the program") for number, word in enumerate(program)
@@ -96,9 +98,13 @@ def _host_list(hosts: object) -> str:
     if isinstance(hosts, str):
         return hosts
     if not isinstance(hosts, Sequence) or not all(isinstance(host, str) for host in hosts):
-        raise UsageError(f'hosts {hosts!r}: expected a list of names, such as ["a", "b:2"]')
+        raise UsageError(
+            f'hosts {hosts!r}: expected a list of names of hosts, such as ["a", "b:2"]'
+        )
     if not hosts:
-        raise UsageError("hosts []: expected at least one host; None: this machine")
+        raise UsageError(
+            "hosts is an empty list: expected at least one host, or None for this machine"
+        )
     return ",".join(hosts)
 
 

@@ -76,7 +76,7 @@ def read_tags(texts: Iterable[str], option: str = "tag") -> dict[str, str]:
         key, _, value = text.partition("=")
         if key in tags:
             raise UsageError(
-                f"{option} {key} is given twice ({tags[key]!r} and {value!r}): give it once"
+                f"{option} {key} is given twice ({tags[key]!r} and {value!r}): give {key} once"
             )
         tags[key] = value
     return tags
@@ -94,15 +94,17 @@ def tag_texts(tags: Mapping[str, object], option: str) -> list[str]:
         is_number = type(value) is float or (type(value) is int and abs(value) < _HUGE)
         if not is_number and not isinstance(value, str):
             given = f"of type {type(value).__name__}"
-            raise UsageError(f"{option}: {key} is {given}: expected a text or a number")
+            raise UsageError(
+                f"{option}: the value of {key} is {given}: expected a text or a number"
+            )
     return [f"{key}={value}" for key, value in tags.items()]
 
 
 RUN_NAME: Final = OptionType(
     metavar="NAME",
     expected=(
-        "a letter or digit, then letters, digits, '.', '_' and '-', at most "
-        f"{_MOST_OF_NAME} in all, not only digits, and not {' or '.join(_RESERVED)}"
+        f"a name of at most {_MOST_OF_NAME} letters, digits, '.', '_' and '-', which begins with a "
+        f"letter or digit, does not consist of digits only, and is not {' or '.join(_RESERVED)}"
     ),
     read=str,
     accepts=_is_run_name,
@@ -111,8 +113,8 @@ RUN_NAME: Final = OptionType(
 TAG: Final = OptionType(
     metavar="KEY=VALUE",
     expected=(
-        "KEY=VALUE, such as lr=0.1: the key a letter, then letters, digits, '.', '_' and '-'; the "
-        "value printable, at most 256 characters"
+        "KEY=VALUE, such as lr=0.1, where KEY begins with a letter and consists of letters, "
+        "digits, '.', '_' and '-', and VALUE has at most 256 printable characters"
     ),
     read=str,
     accepts=_is_tag,

@@ -27,7 +27,7 @@ def require_new(path: Path, shown: str, otherwise: str) -> None:
         UsageError: The file exists.
     """
     if path.is_file():
-        raise UsageError(f"{shown}: the file exists; name another file or {otherwise}")
+        raise UsageError(f"{shown}: the file exists already: name another file, or {otherwise}")
 
 
 def require_same_kind(path: Path, option: str, kind: str, beginnings: tuple[bytes, ...]) -> None:
@@ -44,5 +44,6 @@ def require_same_kind(path: Path, option: str, kind: str, beginnings: tuple[byte
     """
     if holds_another_kind(path, beginnings):
         raise UsageError(
-            f"{option} {path}: the file exists and is not a {kind}: name another file, or remove it"
+            f"{option} {path}: the file exists and is not a {kind}: name another file, or remove"
+            " this file"
         )

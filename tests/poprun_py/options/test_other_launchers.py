@@ -44,7 +44,7 @@ def spellings():
     ("word", "launchers", "advice"),
     [
         ("--nnodes=2", "torchrun", "name the hosts with --host"),
-        ("--rdzv_endpoint", "torchrun", "leave it out"),
+        ("--rdzv_endpoint", "torchrun", "remove this option"),
         ("--wdir", "mpirun and mpiexec of MPICH", "run cd DIR first"),
         ("-hostfile", "mpirun, horovodrun and deepspeed", "with --host-file FILE"),
         ("-npernode", "mpirun", "--nproc-per-node N"),
@@ -52,7 +52,7 @@ def spellings():
         ("--num_processes", "accelerate launch", "--num-instances N"),
         ("--time", "srun and sbatch", "--timeout TIME"),
         ("--export", "srun and sbatch", "--env NAME"),
-        ("--fusion-threshold-mb", "horovodrun", "leave it out"),
+        ("--fusion-threshold-mb", "horovodrun", "remove this option"),
         ("--include", "deepspeed", "--host node0:2,node1:2"),
     ],
 )

@@ -72,7 +72,7 @@ def _of_launcher() -> Iterator[str]:
     yield ".SH OPTIONS"
     context = click.Context(COMMAND, info_name="poprun-py")
     declared = [param for param in COMMAND.params if isinstance(param, HelpOption)]
-    for group, purpose in {**GROUPS, "Help": "what this page says, and the version"}.items():
+    for group, purpose in {**GROUPS, "Help": "help texts and the version"}.items():
         records = (o.get_help_record(context) for o in declared if o.group == group)
         yield from (f".SS {_text(group)}: {_text(purpose)}", *_list(r for r in records if r))
     yield ".SH COMMANDS"
@@ -105,7 +105,7 @@ def _told(each: Described, shared: tuple[tuple[str, str], ...] = ()) -> Iterator
 
 
 def _environment() -> Iterator[str]:
-    yield "Every option that may stand in a file of options has a variable:"
+    yield "Each of these environment variables sets the option with the same name:"
     # Hyphenating a line of names would make new ones.
     yield from (".PP", ".nh", ",\n".join(_text(name) for name in sorted(OPTION_VARIABLES)) + ".")
     yield ".hy"

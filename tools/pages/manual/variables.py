@@ -11,64 +11,102 @@ __all__ = ["INTERNAL", "VARIABLES"]
 # Where it counts -> variable -> meaning.
 VARIABLES: dict[str, dict[str, str]] = {
     "The launcher": {
-        "POPRUN_LOG_LEVEL": "`DEBUG` or `TRACE` stands for `-vv`, `INFO` for `-v`.",
-        "POPRUN_LEASES": "Folder in which jobs keep the cores that they have, or `none`.",
-        "POPRUN_PODS": "Folder of the pods. Unset: `~/.local/state/poprun-py/pods`.",
-        "POPRUN_POD_TOKEN_FILE": "File with the token of a pod's server.",
-        "IPUOF_VIPU_API_PARTITION_ID": "Partition to use, of `gc-info` and `gc-monitor` too.",
-        "IPUOF_VIPU_API_HOST": "Host of the server that `--pod server` asks. Unset: `localhost`.",
-        "IPUOF_VIPU_API_PORT": "Its port. Unset: 8090.",
-        "IPUOF_LOG_LEVEL": "Passed on to the instances; nothing here reads it.",
-        "VIPU_CLI_API_HOST": "Host of the pod's server, for `poprun-py-pod`.",
-        "VIPU_CLI_API_PORT": "Its port.",
+        "POPRUN_LOG_LEVEL": "Log level of the launcher. `DEBUG` and `TRACE` mean `-vv`. `INFO` "
+        "means `-v`.",
+        "POPRUN_LEASES": "Folder of the files that record which job uses which cores. The value "
+        "`none` switches these records off.",
+        "POPRUN_PODS": "Folder that contains the pods. The default is "
+        "`~/.local/state/poprun-py/pods`.",
+        "POPRUN_POD_TOKEN_FILE": "File with the access token for a pod's server.",
+        "IPUOF_VIPU_API_PARTITION_ID": "Name of the partition that a job, `gc-info` or "
+        "`gc-monitor` uses.",
+        "IPUOF_VIPU_API_HOST": "Host of the V-IPU server that `--pod server` uses. The default is "
+        "`localhost`.",
+        "IPUOF_VIPU_API_PORT": "Port of the V-IPU server that `--pod server` uses. The default is "
+        "8090.",
+        "IPUOF_LOG_LEVEL": "The launcher passes `IPUOF_LOG_LEVEL` to the instances. poprun-py does "
+        "not read it.",
+        "VIPU_CLI_API_HOST": "Host of the pod's server that `poprun-py-pod` contacts.",
+        "VIPU_CLI_API_PORT": "Port of the pod's server that `poprun-py-pod` contacts.",
     },
     "Instances: collectives": {
-        "POPDIST_HANG_TIMEOUT": "Seconds to wait for another instance; 0: for ever. Unset: 300.",
+        "POPDIST_HANG_TIMEOUT": (
+            "Time in seconds that a collective waits for another instance. The value 0 means no "
+            "limit. The default is 300."
+        ),
         "POPDIST_DETERMINISTIC": (
-            "1: `Options.Emulator.deterministicReduction` is on by default, and reductions of "
-            "floats have the same bits on any hosts."
+            "The value 1 switches `Options.Emulator.deterministicReduction` on by default. With "
+            "the value 1, reductions of floats also have the same bits on any hosts."
         ),
         "POPDIST_GRADIENT_OVERLAP": (
-            "1: reduce gradients while backward runs; 0: afterwards. Unset: between hosts, what "
-            "measures faster in the first steps."
+            "The value 1 reduces gradients during the backward pass. The value 0 reduces gradients "
+            "after the backward pass. By default, a job on several hosts measures both ways in its "
+            "first steps, and uses the faster way."
         ),
-        "POPDIST_SHARED_MEMORY": "0: use MPI within a host too.",
-        "POPDIST_SHARED_WEIGHTS": "0: every instance has and updates all weights for itself.",
+        "POPDIST_SHARED_MEMORY": (
+            "The value 0 makes collectives use MPI between instances of one host, too, instead of "
+            "shared memory."
+        ),
+        "POPDIST_SHARED_WEIGHTS": (
+            "The value 0 makes every instance store and update all weights itself."
+        ),
         "POPDIST_SEPARATE_MODELS": (
-            "1: instances that train without one another are meant to, and no warning says so."
+            "The value 1 switches off the warning about instances that train separate models."
         ),
-        "POPDIST_NETWORK": "Interface or CIDR of the network between the hosts.",
+        "POPDIST_NETWORK": (
+            "Network interface, or subnet in CIDR notation, for the traffic between hosts."
+        ),
     },
     "Instances: observation": {
         "POPDIST_COUNT_STEPS": (
-            "`no`: the steps of torch's optimizers are not counted, and their loops not observed."
+            "The value `no` switches off the counting of the steps of torch's optimizers, and the "
+            "observation of training loops."
         ),
     },
     "Instances: PopTorch": {
-        "POPTORCH_LOG_LEVEL": "Level of the log of `poptorch`. Unset: `WARN`.",
-        "POPTORCH_CACHE_DIR": "Folder in which compiled executables are kept.",
-        "POPTORCH_DEFAULT_OPTIONS": "Options of every `poptorch.Options()`, as JSON.",
-        "POPTORCH_IPU_MODEL": "1: the IPU model in place of devices, as `useIpuModel(True)`.",
-        "POPTORCH_IPU_MODEL_VERSION": "Which IPU that is: `ipu1`, `ipu2` or `ipu21`.",
-        "POPTORCH_WAIT_FOR_IPU": "1: wait for devices that somebody else holds.",
-        "POPDIST_IPU": "IPU whose memory and time models have: `mk1`, `mk2` or `bow`.",
-        "POPDIST_IPU_MEMORY": "Of a model that is too large for it: `enforce`, `warn` or `off`.",
-        "POPLAR_ENGINE_OPTIONS": (
-            "JSON; `autoReport.*` writes profiles, `debug.floatPointOpException` stops at "
-            "overflows; a warning names the keys that have no effect."
+        "POPTORCH_LOG_LEVEL": "Log level of `poptorch`. The default is `WARN`.",
+        "POPTORCH_CACHE_DIR": "Folder that stores compiled executables.",
+        "POPTORCH_DEFAULT_OPTIONS": "Options of every `poptorch.Options()`, as a JSON object.",
+        "POPTORCH_IPU_MODEL": (
+            "The value 1 emulates the memory and the time of an IPU, as `useIpuModel(True)` does."
         ),
-        "PVTI_OPTIONS": "JSON; `enable` and `directory` record a timeline of the process.",
-        "IPUOF_VIPU_API_GCD_ID": "Of a partition with several GCDs, the one to use.",
-        "IPUOF_VIPU_API_TIMEOUT": "Seconds of one request to a pod's server. Unset: 120.",
+        "POPTORCH_IPU_MODEL_VERSION": (
+            "IPU that `useIpuModel(True)` and `POPTORCH_IPU_MODEL` emulate: `ipu1`, `ipu2` or "
+            "`ipu21`."
+        ),
+        "POPTORCH_WAIT_FOR_IPU": (
+            "The value 1 makes a model wait for IPUs that another process uses."
+        ),
+        "POPDIST_IPU": (
+            "IPU whose memory and speed are emulated for all models: `mk1`, `mk2` or `bow`."
+        ),
+        "POPDIST_IPU_MEMORY": (
+            "Reaction to a model that is too large for the IPU's memory: `enforce` raises an "
+            "error, `warn` logs a warning, and `off` does not check the memory."
+        ),
+        "POPLAR_ENGINE_OPTIONS": (
+            "JSON object of engine options. Options `autoReport.*` write profiles, and "
+            "`debug.floatPointOpException` raises an error at an overflow. A warning names the "
+            "options that have no effect."
+        ),
+        "PVTI_OPTIONS": (
+            "JSON object. The keys `enable` and `directory` record a timeline of the process."
+        ),
+        "IPUOF_VIPU_API_GCD_ID": (
+            "Index of the GCD that the process uses, for a partition with several GCDs."
+        ),
+        "IPUOF_VIPU_API_TIMEOUT": (
+            "Time limit of a request to a pod's server, in seconds. The default is 120."
+        ),
     },
     "Without effect, with a warning": {
-        "IPUOF_CONFIG_PATH": "`IPUOF_VIPU_API_PARTITION_ID` names a partition.",
-        "POPART_CACHE_DIR": "`POPTORCH_CACHE_DIR` keeps executables.",
-        "POPART_LOG_LEVEL": "`POPTORCH_LOG_LEVEL` sets the level of the log.",
-        "POPLAR_LOG_LEVEL": "As `POPART_LOG_LEVEL`.",
-        "POPLAR_RUNTIME_OPTIONS": "Its options change hardware only.",
-        "POPLIBS_LOG_LEVEL": "As `POPLAR_LOG_LEVEL`.",
-        "TF_POPLAR_FLAGS": "Models are written in PyTorch.",
+        "IPUOF_CONFIG_PATH": "Use `IPUOF_VIPU_API_PARTITION_ID` to name a partition.",
+        "POPART_CACHE_DIR": "Use `POPTORCH_CACHE_DIR` to store compiled executables.",
+        "POPART_LOG_LEVEL": "Use `POPTORCH_LOG_LEVEL` to set the log level.",
+        "POPLAR_LOG_LEVEL": "Use `POPTORCH_LOG_LEVEL` to set the log level.",
+        "POPLAR_RUNTIME_OPTIONS": "The options in `POPLAR_RUNTIME_OPTIONS` affect only real IPUs.",
+        "POPLIBS_LOG_LEVEL": "Use `POPTORCH_LOG_LEVEL` to set the log level.",
+        "TF_POPLAR_FLAGS": "`TF_POPLAR_FLAGS` is for TensorFlow. Models are written in PyTorch.",
     },
 }
 

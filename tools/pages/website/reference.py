@@ -22,23 +22,24 @@ __all__ = ["DIRECTIVES"]
 _OLD_SPELLINGS = {
     How.SAME: (
         "Same effect",
-        "The old spelling gives the object of the present name.",
+        "An old spelling in this table has the same effect as its present spelling.",
         ("old", "write"),
     ),
     How.NOTHING: (
         "No effect",
-        "These spellings are accepted. A warning says that they have no effect.",
+        "An old spelling in this table has no effect, and a warning in the log says why.",
         ("old", "why"),
     ),
     How.REFUSED: (
         "Refused",
-        "A name raises AttributeError. An argument raises TypeError. Both errors say what to do.",
+        "A refused name raises AttributeError, and a refused argument raises TypeError. The "
+        "message of the error says what to use instead.",
         ("old", "instead"),
     ),
 }
 _VARIABLES_OF_OPTIONS = (
-    "The command poprun-py reads all of these variables. Jobs that Python code starts only read "
-    "`POPRUN_POD`, `POPRUN_SHARE_CORES` and `POPRUN_WAIT_FOR_RESOURCES`."
+    "The command poprun-py reads all variables of this table. Jobs that Python code starts read "
+    "only `POPRUN_POD`, `POPRUN_SHARE_CORES` and `POPRUN_WAIT_FOR_RESOURCES`."
 )
 Rows = Iterable[tuple[str, ...]]
 
@@ -78,7 +79,10 @@ class Commands(_Sections):
             shared = shared_options(below)
             section = self.section(name, *_description(each))
             if shared:
-                section += [_paragraph("Options of all its commands:"), _options(shared)]
+                section += [
+                    _paragraph("Options of all commands in this section:"),
+                    _options(shared),
+                ]
             section += [self.section(one.name, *_description(one, shared)) for one in below]
             made.append(section)
         return made
