@@ -203,4 +203,4 @@ def _check_file(
     files = [each.where for each in others if each.tool in (CSV, JSONL)]
     if files.count(destination.where) > 1:
         raise UsageError(f"{option}: two destinations name this file: give each its own")
-    require_new(path, option, "remove it")
+    require_new(path, option, "remove this file")

@@ -103,7 +103,7 @@ def gather_options(values: Mapping[str, Any], environ: Mapping[str, str]) -> Gat
     if values.get("from_plan") is not None:
         left = {name: given for name, given in variables.items() if not is_decided_by_plan(name)}
         ignored = [variables[name][1].name for name in OPTIONS if name in variables.keys() - left]
-        warnings += _no_effect(ignored, "the plan of --from-plan contains all other options")
+        warnings += _no_effect(ignored, "the plan of --from-plan takes precedence")
         config = merged_config(left, typed)
         return GatheredOptions(config=config, warnings=warnings)
     imported = typed.get("import_config") or variables.get("import_config")

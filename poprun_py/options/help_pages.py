@@ -48,10 +48,11 @@ GRAMMAR = (
     "such as 90, or a text such as 90s, 5m, 1h30m or 2d."
 )
 PLACES = (
-    "Options are also read from environment variables (POPRUN_NUM_INSTANCES=2), from the file of "
-    "--import-config, and from the table [tool.poprun-py] of the nearest pyproject.toml. The "
-    "command line takes precedence over environment variables. Environment variables take "
-    "precedence over the file of --import-config, which takes precedence over pyproject.toml."
+    "Options are also read from environment variables (POPRUN_NUM_INSTANCES=2), from the "
+    "configuration file of --import-config, and from the table [tool.poprun-py] of the nearest "
+    "pyproject.toml. The command line takes precedence over environment variables. Environment "
+    "variables take precedence over files. The file of --import-config takes precedence over "
+    "pyproject.toml."
 )
 # The help topic that shows the manual page, which this module does not contain.
 MANUAL = "manual"

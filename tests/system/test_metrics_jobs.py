@@ -303,7 +303,7 @@ def test_tensorboard_without_a_folder_of_the_run_is_refused(look):
     done = look("--metrics-to", "tensorboard", "true")
     assert (done.returncode, done.stderr) == (
         2,
-        "poprun-py: error: --metrics-to tensorboard: the run has no folder: give "
+        "poprun-py: error: --metrics-to tensorboard: the run has no folder for the metrics: give "
         "tensorboard:DIR, or --output-dir\n",
     )
 

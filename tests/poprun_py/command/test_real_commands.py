@@ -127,7 +127,7 @@ EXPECTED = {
     "B09": "--vipu-server-host is given twice",
     "B05": "program ' python3' begins with a blank: expected python3",
     "B11": "program python3 --config has no script",
-    "B14": "--ipus-per-replica needs a value; '--mpi-local-args=--tag-output' follows",
+    "B14": "--ipus-per-replica needs a value, but '--mpi-local-args=--tag-output' follows",
 }
 
 

@@ -89,7 +89,7 @@ def test_the_value_of_a_text_option_may_be_empty():
         (["--num", "2"], "ambiguous option --num: expected one of"),
         (["--num-replicas"], "--num-replicas needs a value"),
         (["--num-replicas", "--dry-run"], "'--dry-run' follows"),
-        (["--mpi-global-args", "--version"], "if that is the value: --mpi-global-args=--version"),
+        (["--mpi-global-args", "--version"], "if '--version' is the value, give --mpi-global-args=--version"),
         (["--num-replicas", "0"], "at least 1"),
         (["--num-replicas", "2.0"], "a whole number"),
         (["--num-replicas", "99999999999999999999"], "a whole number"),
@@ -102,30 +102,30 @@ def test_the_value_of_a_text_option_may_be_empty():
         (["--timeout", "1_0"], "a number of seconds above 0"),
         (["--vipu-server-port", "65536"], "at most 65535"),
         (["--max-restarts", "99999999999"], "at most 2147483647"),
-        (["--output", "log.txt"], "expected one of tag, time, plain, which begin each line; for f"),
+        (["--output", "log.txt"], "expected tag, time or plain, the prefix of each line; to write"),
         (["-z"], "unknown option -z"),
         (["-n", "2", "-np", "4"], "--num-instances is given twice ('2' and '4')"),
-        (["-m"], "-m needs a value: expected a Python module"),
-        (["-m", "--lr"], "-m needs a value: expected a Python module"),
-        (["--nproc-per-node", "gpu"], "or auto (cpu) for the number of CPUs"),
+        (["-m"], "-m needs a value: expected the name of a Python module"),
+        (["-m", "--lr"], "-m needs a value: expected the name of a Python module"),
+        (["--nproc-per-node", "gpu"], "or auto or cpu for the number of CPUs"),
         (["--nproc-per-node", "0"], "a whole number of at least 1"),
         (["--timeout", "5x"], "a time such as 90s, 5m, 1h30m or 2d"),
         (["--timeout", "30m1h"], "a time such as 90s, 5m, 1h30m or 2d"),
         (["--timeout", "0s"], "a number of seconds above 0"),
         (["--grace", "m"], "a time such as"),
         (["--hang-timeout", "soon"], "or auto"),
-        (["--only-output-from-instance", "3-2"], "indices from 0 such as 1 or 0,2-3, or all"),
-        (["--only-output-from-instance", "1,,2"], "indices from 0"),
-        (["--only-output-from-instance", "0-99999999999"], "indices from 0"),
+        (["--only-output-from-instance", "3-2"], "indices of instances (from 0), such as 1 or 0,2-3, or all"),
+        (["--only-output-from-instance", "1,,2"], "indices of instances (from 0)"),
+        (["--only-output-from-instance", "0-99999999999"], "indices of instances (from 0)"),
         (["--sync-type", "banana"], "one of ST_GS2_DEFAULT"),
         (["--sync-type", "ST_POD_NATIV"], "did you mean ST_POD_NATIVE_DEFAULT?"),
         (["-num-replicas", "2"], "did you mean --num-replicas?"),
         (["--NUM_REPLICA", "2"], "did you mean --num-replicas?"),
         (["--NUM-REPLICAS", "2"], "did you mean --num-replicas?"),
-        (["--verbose=2"], "--verbose takes no value"),
-        (["--vv=1"], "--vv takes no value"),
+        (["--verbose=2"], "--verbose does not accept a value"),
+        (["--vv=1"], "--vv does not accept a value"),
         (["--="], "ambiguous option --:"),
-        (["--version=yes"], "takes no value"),
+        (["--version=yes"], "does not accept a value"),
     ],
 )
 def test_errors_say_which_values_are_accepted(words, part):
@@ -301,7 +301,7 @@ def test_a_group_may_be_shortened_and_written_in_any_case(group):
 
 def test_names_are_either_installed_or_removed():
     assert parse(["--remove-names", "--remove-names"])["names_change"] == "--remove-names"
-    with pytest.raises(UsageError, match="--install-names and --remove-names exclude one another"):
+    with pytest.raises(UsageError, match="--install-names and --remove-names cannot be used together"):
         parse(["--install-names", "--remove-names"])
 
 

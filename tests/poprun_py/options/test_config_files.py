@@ -34,9 +34,9 @@ def config_from(data):
         ({"num_replicas": 2, "num-replicas": 2}, "given twice"),
         ([], "expected a table"),
         ({"mpi-global-args": "x"}, "expected a list"),
-        ({"tag": {"lr": [1]}}, "configuration: tag: lr is of type list: expected a text or a num"),
-        ({"tag": {"amp": True}}, "tag: amp is of type bool"),
-        ({"tag": {"n": 1 << 20_000}}, "tag: n is of type int"),
+        ({"tag": {"lr": [1]}}, "configuration: tag: the value of lr is of type list: expected a"),
+        ({"tag": {"amp": True}}, "tag: the value of amp is of type bool"),
+        ({"tag": {"n": 1 << 20_000}}, "tag: the value of n is of type int"),
         ({"tag": {"a b": "c"}}, "tag 'a b=c': expected KEY=VALUE"),
     ],
 )
@@ -72,7 +72,7 @@ def test_a_choice_with_yes_and_no_may_be_a_boolean_in_a_file(value, mode):
 @pytest.mark.parametrize(
     ("text", "path", "part"),
     [
-        ("num-replicas = " + "9" * 5000, "c.toml", "c.toml: not TOML"),
+        ("num-replicas = " + "9" * 5000, "c.toml", "c.toml: the file is not valid TOML"),
         ('{"num-replicas": 2, "num-replicas": 4}', "c.json", "'num-replicas' is given twice"),
         ('{"num-replicas": true}', "c.json", "c.json, line 1: num-replicas True"),
     ],

@@ -77,7 +77,7 @@ def test_a_name_for_the_run(word):
 
 
 def test_a_name_that_no_launcher_has_is_told_what_to_do():
-    assert refusal("--cwd=x").startswith("unknown option --cwd: run cd DIR first: ")
+    assert refusal("--cwd=x").startswith("unknown option --cwd: run cd DIR first, ")
 
 
 def test_the_help_of_an_option_of_another_launcher():

@@ -100,15 +100,15 @@ def test_no_replica_and_no_instance_crosses_a_domain(instances, local, width, nu
 @pytest.mark.parametrize(
     ("job", "num_ilds", "said"),
     [
-        ((2, 2), 4, "num_instances=2 cannot be split evenly over num_ilds=4: expected a multiple"),
-        ((128, 128), 1, "num_ilds=1 leaves 128 of 128 IPUs in each IPU-Link domain, at most 64 "
-         "fit: expected 2 or 4 or 8 or 16, which divide num_instances=128"),
-        ((16, 16, 16), 2, "num_ilds=2 leaves 128 of 256 IPUs in each IPU-Link domain, at most 64 "
-         "fit: expected 4 or 8 or 16, which divide num_instances=16"),
-        ((256, 4), 2, "num_ilds=2 leaves 128 of 256 IPUs in each IPU-Link domain, at most 64 "
-         "fit: expected 4, which divides num_instances=4"),
-        ((128, 1), 1, "num_ilds=1 leaves 128 of 128 IPUs in each IPU-Link domain, at most 64 "
-         "fit: expected at least 2, and a multiple of that number of instances"),
+        ((2, 2), 4, "num_instances=2 cannot be split evenly over num_ilds=4: expected a number"),
+        ((128, 128), 1, "num_ilds=1 puts 128 of 128 IPUs into each IPU-Link domain, but a "
+         "domain has at most 64 IPUs: expected 2 or 4 or 8 or 16 domains, a number that divides num"),
+        ((16, 16, 16), 2, "num_ilds=2 puts 128 of 256 IPUs into each IPU-Link domain, but a "
+         "domain has at most 64 IPUs: expected 4 or 8 or 16 domains, a number that divides num_ins"),
+        ((256, 4), 2, "num_ilds=2 puts 128 of 256 IPUs into each IPU-Link domain, but a "
+         "domain has at most 64 IPUs: expected 4 domains, a number that divides num_instances=4"),
+        ((128, 1), 1, "num_ilds=1 puts 128 of 128 IPUs into each IPU-Link domain, but a "
+         "domain has at most 64 IPUs: expected 2 or more domains, and a multiple of that number of "),
     ],
 )  # fmt: skip
 def test_domains_that_the_job_does_not_fit_are_refused(job, num_ilds, said):

@@ -126,7 +126,7 @@ def test_a_job_that_may_not_share_may_wait_also_for_shareable_cores(job, holder)
     with pytest.raises(StartError, match="the time is over"):
         job(share_cores="no", wait_for_resources=0.1)
     assert job.waits
-    with pytest.raises(UsageError, match="exclude one another"):
+    with pytest.raises(UsageError, match="cannot be used together"):
         job(share_cores="yes", wait_for_resources=0.1)
 
 
