@@ -190,4 +190,4 @@ def _unknown(word: str, spelled: str) -> UsageError:
 
     word = word.partition("=")[0]  # The message omits the option's value, which may be secret.
     hint = foreign_hint(word) or nearest(spelled, _NAMES)
-    return UsageError(f"unknown option {word}{hint or '; poprun-py --help all lists all options'}")
+    return UsageError(f"unknown option {word}{hint or '; --help all lists all options'}")

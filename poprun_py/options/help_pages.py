@@ -26,7 +26,7 @@ USAGE = "[OPTIONS] PROGRAM [ARGUMENTS]"
 PURPOSE = (
     "Start a distributed job, whose instances (processes) all run PROGRAM. Each instance has "
     "NUM_REPLICAS / NUM_INSTANCES replicas of the model on emulated IPUs. A program whose name "
-    "ends in .py runs under the Python of poprun-py."
+    "ends in .py runs under the Python of this command."
 )
 EXAMPLES = (
     "-n 2 train.py --epochs 3",

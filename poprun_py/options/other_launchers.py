@@ -163,7 +163,7 @@ FOREIGN_OPTIONS = (
         {SLURM: "-i --input --pty", GUESSED: "--interactive"},
     ),
     ForeignOption(
-        "make this choice in the program; give options of the program after its name",
+        "choose this in the program; give options of the program after its name",
         {
             ACCELERATE: "--mixed-precision --use-fsdp --use-deepspeed --use-megatron-lm"
             " --use-parallelism-config --use-tp --dynamo-backend --zero-stage"

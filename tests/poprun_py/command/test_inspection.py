@@ -154,8 +154,8 @@ def test_export_plan_keeps_an_existing_file(capsys, tmp_path):
     words = ["--export-plan", str(path), "--run", "touch", str(started)]
     assert run(words) == 2
     assert capsys.readouterr().err == (
-        f"poprun-py: error: --export-plan {path}: the file exists already: name another file, or add "
-        "--overwrite-config yes\n"
+        f"poprun-py: error: --export-plan {path}: the file exists already: name another file, or "
+        "add --overwrite-config yes\n"
     )
     assert path.read_text() == "mine"
     assert not started.exists()

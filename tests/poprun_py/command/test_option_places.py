@@ -65,7 +65,7 @@ def test_instances_of_each_host(capsys, folder):
     )
     assert instances > 2
     assert run(["-n", "2", "--nproc-per-node", "4", "x"]) == 2
-    assert "--num-instances and --nproc-per-node exclude" in capsys.readouterr().err
+    assert "--num-instances and --nproc-per-node cannot" in capsys.readouterr().err
 
 
 def test_instances_of_each_host_of_an_allocation(capsys, folder, monkeypatch):
@@ -221,7 +221,7 @@ def test_a_saved_plan_is_not_changed_by_variables(capsys, folder, monkeypatch):
     assert '"num_instances": 2' in captured.out
     assert captured.err == (
         "poprun-py: warning: POPRUN_NUM_INSTANCES, POPRUN_EXPORT_CONFIG have no effect: the plan "
-        "of --from-plan decides\n"
+        "of --from-plan takes precedence\n"
     )
     assert not (folder / "c.toml").exists()
 
@@ -246,7 +246,7 @@ def test_a_file_that_a_stranger_left_above_is_not_read(capsys, folder, monkeypat
     folder.chmod(0o1777)
     got, said = shape(capsys)
     assert got == (1, 1)
-    assert "pyproject.toml is not read: it belongs to another user" in said
+    assert "pyproject.toml is not read, because it belongs to another user" in said
     monkeypatch.chdir(folder)
     assert shape(capsys)[0] == (2, 4)  # it is in the folder that the user chose
 

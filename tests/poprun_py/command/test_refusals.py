@@ -33,7 +33,7 @@ REFUSED = [
     ('--mpi-global-args "\'" x', "no closing quotation"),
     ("--instance-mpi-local-args x x", "INDEX"),
     ("--instance-mpi-local-args '7:-x A' x", "an index from 0 to 0"),
-    ("--only-output-from-instance 1 x", "an index from 0 to 0"),
+    ("--only-output-from-instance 1 x", "an index of an instance from 0 to 0"),
     ("--ipus-per-replica 3 x", "power of two"),
     ("--num-ilds 2 x", "--num-ilds 2"),
     ("--num-replicas 1048576 --ipus-per-replica 2 x", "2097152 IPUs: expected"),

@@ -69,7 +69,9 @@ def test_folders_of_a_file_are_relative_to_it(tmp_path, monkeypatch):
 @pytest.mark.parametrize("where", ["tensorboard:DIR", "csv:FILE", "jsonl:FILE"])
 def test_what_writes_files_needs_a_folder(where):
     tool = where.partition(":")[0]
-    with pytest.raises(UsageError, match=f"the run has no folder for the metrics: give {where}, or --output-dir"):
+    with pytest.raises(
+        UsageError, match=f"the run has no folder for the metrics: give {where}, or"
+    ):
         LaunchConfig(program=("x",), metrics_to=(tool,))
     LaunchConfig(program=("x",), metrics_to=(tool,), output_dir="runs")
     LaunchConfig(program=("x",), metrics_to=(where,))

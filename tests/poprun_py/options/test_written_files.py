@@ -29,7 +29,7 @@ def test_a_new_file_and_a_device_may_be_written(tmp_path):
 def test_a_link_to_a_file_is_a_file(tmp_path):
     (tmp_path / "plan.json").write_text("{}")
     (tmp_path / "link").symlink_to("plan.json")
-    with pytest.raises(UsageError, match="link: the file exists already: name another file, or pray"):
+    with pytest.raises(UsageError, match="link: the file exists already: name another file, or"):
         require_new(tmp_path / "link", "--export-plan link", "pray")
 
 

@@ -102,13 +102,13 @@ def test_no_replica_and_no_instance_crosses_a_domain(instances, local, width, nu
     [
         ((2, 2), 4, "num_instances=2 cannot be split evenly over num_ilds=4: expected a number"),
         ((128, 128), 1, "num_ilds=1 puts 128 of 128 IPUs into each IPU-Link domain, but a "
-         "domain has at most 64 IPUs: expected 2 or 4 or 8 or 16 domains, a number that divides num"),
+         "domain has at most 64 IPUs: expected 2 or 4 or 8 or 16 domains, a number that divides "),
         ((16, 16, 16), 2, "num_ilds=2 puts 128 of 256 IPUs into each IPU-Link domain, but a "
-         "domain has at most 64 IPUs: expected 4 or 8 or 16 domains, a number that divides num_ins"),
+         "domain has at most 64 IPUs: expected 4 or 8 or 16 domains, a number that divides"),
         ((256, 4), 2, "num_ilds=2 puts 128 of 256 IPUs into each IPU-Link domain, but a "
          "domain has at most 64 IPUs: expected 4 domains, a number that divides num_instances=4"),
         ((128, 1), 1, "num_ilds=1 puts 128 of 128 IPUs into each IPU-Link domain, but a "
-         "domain has at most 64 IPUs: expected 2 or more domains, and a multiple of that number of "),
+         "domain has at most 64 IPUs: expected 2 or more domains, and a multiple of that "),
     ],
 )  # fmt: skip
 def test_domains_that_the_job_does_not_fit_are_refused(job, num_ilds, said):
