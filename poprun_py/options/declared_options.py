@@ -171,14 +171,14 @@ class DeclaredOptions:
     strict_binding: bool = _placement(False, FLAG,
         "End the launch if the kernel reports a CPU binding that differs from the plan.")
     wait_for_resources: float | str | None = _placement(None, TIME_OR_FOREVER,
-        "Wait with the start if other jobs use too many of this machine's cores or of the pod's"
-        " IPUs. Waiting jobs start in order of arrival. =TIME limits the waiting time. Without"
-        " =TIME, the waiting time has no limit.",
+        "Delay the start of the job while other jobs use too many of this machine's cores or of the"
+        " pod's IPUs. Waiting jobs start in order of arrival. --wait-for-resources=TIME limits the"
+        " waiting time. Without =TIME, the waiting time has no limit.",
         implied=FOREVER)
     share_cores: str = _placement(AUTO, AUTO_YES_NO,
         "Whether this job may use the same cores as other jobs, if too few cores are free. With"
-        " yes, the job shares cores. With no, the job does not start. With auto, the job shares"
-        " cores unless --cores-per-instance or --reserve-cores asks for cores.")
+        " yes, the job uses the same cores. With no, the job does not start. With auto, the job"
+        " uses the same cores unless --cores-per-instance or --reserve-cores is given.")
     hardware: str | None = _placement(None, PATH,
         "Plan the job for another machine, which this file describes. --print-hardware=json prints"
         " such a file.")
@@ -292,9 +292,9 @@ class DeclaredOptions:
         "Allow a restart without the hosts that were lost. If too few cores are left, each instance"
         " of a program with a PopTorch model runs more replicas.")
     wait_for_hosts: float | str | None = _supervision(None, TIME_OR_FOREVER,
-        "Wait for lost hosts. =TIME limits the waiting time. Without =TIME, the waiting time has no"
-        " limit. With --allow-fewer-hosts, the job runs without the lost hosts meanwhile, and uses"
-        " a lost host again as soon as the host answers.",
+        "Wait for lost hosts. --wait-for-hosts=TIME limits the waiting time. Without =TIME, the"
+        " waiting time has no limit. With --allow-fewer-hosts, the job runs without the lost hosts"
+        " meanwhile, and uses a lost host again as soon as the host answers.",
         implied=FOREVER)
 
     env: tuple[str, ...] = _environment((), TEXT,
@@ -306,8 +306,9 @@ class DeclaredOptions:
         " --env-file.")
     sdk_names: str = _environment("auto", AUTO_YES_NO,
         "Whether the statements import poptorch, popdist, horovod and popart find this emulation."
-        " With auto, they find the emulation if these packages are not installed. With yes, they"
-        " always find it. With no, they never find it.")
+        " With yes, these imports always find the emulation. With no, these imports never find the"
+        " emulation. With auto, these imports find the emulation if the packages of these names are"
+        " not installed.")
     torch_backend: str = _environment("auto", choice(*TORCH_BACKENDS),
         "The torch.distributed back end for a program that names gloo, popdist or no back end. With"
         " gloo or popdist, such a program uses this back end. With auto, the program uses the back"

@@ -126,15 +126,15 @@ class LaunchOptions(TypedDict, total=False):
     """End the launch if the kernel reports a CPU binding that differs from the plan."""
 
     wait_for_resources: float | str | None
-    """Wait with the start if other jobs use too many of this machine's cores or of the pod's IPUs.
-    Waiting jobs start in order of arrival. =TIME limits the waiting time. Without =TIME, the
-    waiting time has no limit.
+    """Delay the start of the job while other jobs use too many of this machine's cores or of the
+    pod's IPUs. Waiting jobs start in order of arrival. --wait-for-resources=TIME limits the
+    waiting time. Without =TIME, the waiting time has no limit.
     """
 
     share_cores: bool | Literal["auto", "yes", "no"]
     """Whether this job may use the same cores as other jobs, if too few cores are free. With yes,
-    the job shares cores. With no, the job does not start. With auto, the job shares cores
-    unless --cores-per-instance or --reserve-cores asks for cores.
+    the job uses the same cores. With no, the job does not start. With auto, the job uses the
+    same cores unless --cores-per-instance or --reserve-cores is given.
     """
 
     hardware: str | PathLike[str] | None
@@ -251,9 +251,9 @@ class LaunchOptions(TypedDict, total=False):
     """
 
     wait_for_hosts: float | str | None
-    """Wait for lost hosts. =TIME limits the waiting time. Without =TIME, the waiting time has no
-    limit. With --allow-fewer-hosts, the job runs without the lost hosts meanwhile, and uses a
-    lost host again as soon as the host answers.
+    """Wait for lost hosts. --wait-for-hosts=TIME limits the waiting time. Without =TIME, the
+    waiting time has no limit. With --allow-fewer-hosts, the job runs without the lost hosts
+    meanwhile, and uses a lost host again as soon as the host answers.
     """
 
     # Environment (variables of the instances, and packages that they import)
@@ -270,8 +270,9 @@ class LaunchOptions(TypedDict, total=False):
 
     sdk_names: bool | Literal["auto", "yes", "no"]
     """Whether the statements import poptorch, popdist, horovod and popart find this emulation.
-    With auto, they find the emulation if these packages are not installed. With yes, they
-    always find it. With no, they never find it.
+    With yes, these imports always find the emulation. With no, these imports never find the
+    emulation. With auto, these imports find the emulation if the packages of these names are
+    not installed.
     """
 
     torch_backend: Literal["auto", "gloo", "popdist"]

@@ -25,7 +25,7 @@ VARIABLES: dict[str, dict[str, str]] = {
         "IPUOF_VIPU_API_PORT": "Port of the V-IPU server that `--pod server` uses. The default is "
         "8090.",
         "IPUOF_LOG_LEVEL": "The launcher passes `IPUOF_LOG_LEVEL` to the instances. poprun-py does "
-        "not read it.",
+        "not read this variable.",
         "VIPU_CLI_API_HOST": "Host of the pod's server that `poprun-py-pod` contacts.",
         "VIPU_CLI_API_PORT": "Port of the pod's server that `poprun-py-pod` contacts.",
     },
