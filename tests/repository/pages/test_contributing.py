@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.examples, pytest.mark.timeout(300)]
 
 # A sentence that names a file, a place in it, and the block that belongs there.
 _STEP = re.compile(
-    r"^(?:In|At the end of) `([^`]+)`(?:, (before|after) `([^`]+)`)?:\n\n```\w+\n(.*?)^```$",
+    r"^(?:Insert in|Append to) `([^`]+)`(?:, (before|after) `([^`]+)`)?:\n\n```\w+\n(.*?)^```$",
     re.M | re.S,
 )
 _LAUNCH = """
