@@ -100,7 +100,7 @@ def loading():
 # By the first two titles of a table, its rows.
 TABLES = {
     "program | instances": starts,
-    "model | ours": training_steps,
+    "model | poprun-py": training_steps,
     "model | 1 replica": models,
     "model | popdist": ddp_steps,
     "collective | size": collectives,
