@@ -125,6 +125,7 @@ def sentences():
     (digits,) = found("multi_host", example="digits")
     (plan,) = found("many.plans", instances=4096)
     halves = [row["half/float"] for row in RESULTS["models"] if "half/float" in row]
+    sums = [row["deterministic_ms"] / row["ours_ms"] for row in RESULTS["train_step"]]
     cnns = [row["ours/reference"] for row in RESULTS["cnns"]]
     steps = [row["end/start"] for row in RESULTS["long_run"]["instances"]]
     private = [row["private_bytes"][1] / MIB for row in RESULTS["long_run"]["processes"]]
@@ -132,6 +133,7 @@ def sentences():
         f"takes {one('many.jobs', 'mb', **jobs) / 64:.1f} MB and "
         f"{one('many.jobs', 'descriptors', **jobs) / 64:.0f} open files",
         f"takes {plan['seconds']:.2f} s and {plan['mb']:.0f} MB",
+        f"between {min(sums):.2f} and {max(sums):.2f} times as long",
         f"between {min(cnns):.2f} and {max(cnns):.2f} times as fast",
         f"from {min(halves):.2f} to {max(halves):.2f} times",
         f"{window[0]:.1f} times as fast as MPI at 1 MiB, {window[1]:.1f} times at 16 MiB and "

@@ -1,8 +1,7 @@
-"""The guide to porting: its figures are those measured, and its remedies end its errors."""
+"""The guide to porting: its remedies end its errors."""
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from support.repository import ROOT
 from tools.running.transcript import File, parse
 
 PAGE = (ROOT / "docs" / "port-poptorch.md").read_text(encoding="utf-8")
-RESULTS = json.loads((ROOT / "benchmarks" / "results.json").read_text(encoding="utf-8"))
 # Mistakes of errors.py, each with the code that a row of the page's table gives in its place.
 REPLACED = {
     'if self.case == "value" and x.sum() > 0:\n            x = 2 * x': (
@@ -28,30 +26,6 @@ ADDED = (
     "options.broadcastBuffers(False)",
     "options.Training.gradientAccumulation(3)",
 )
-
-
-def spread(rows, figure):
-    """Return the smallest and the largest value of a figure."""
-    values = [figure(row) for row in rows]
-    return min(values), max(values)
-
-
-def test_figures_are_those_measured():
-    models, steps = RESULTS["models"], RESULTS["train_step"]
-    block = PAGE.partition("<!-- figures -->")[2].partition("<!-- end -->")[0]
-    rows = [line.strip("| ").split(" | ") for line in block.strip().splitlines()[2:]]
-    shown = [(float(low), float(high)) for _, low, high in rows]
-    halves = [row for row in models if row.get("half/float")]
-    measured = [
-        (spread(models, lambda row: row["ours/plain"]), 2),
-        (spread(models, lambda row: row["compile_s"]), 1),
-        (spread(models, lambda row: row["second_s"]), 1),
-        (spread(models, lambda row: row["memory"]), 2),
-        (spread(halves, lambda row: row["half/float"]), 2),
-        (spread(steps, lambda row: row["ours/ddp"]), 2),
-        (spread(steps, lambda row: row["deterministic_ms"] / row["ours_ms"]), 2),
-    ]
-    assert shown == [tuple(round(value, digits) for value in pair) for pair, digits in measured]
 
 
 @pytest.mark.examples
