@@ -153,7 +153,7 @@ def test_the_page_counts_the_commands_that_hold():
         found.append([len(kinds), *(kinds.count(kind) for kind in (YES, PARTLY, NO))])
         anchor = re.sub(r"[^\w -]", "", text.title.lower()).replace(" ", "-")
         assert counts.pop(f"[{text.title}](#{anchor})") == [str(number) for number in found[-1]]
-    assert counts == {"all texts together": [str(sum(column)) for column in zip(*found, strict=True)]}
+    assert counts == {"all texts": [str(sum(column)) for column in zip(*found, strict=True)]}
 
 
 @pytest.mark.parametrize("name", TEXTS)
