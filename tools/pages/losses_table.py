@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
 TABLE = re.compile(r"(?<=<!-- losses table -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _HEAD = (
-    "| loss | times | next step: median, worst | steps computed again, at most | weights equal |\n"
+    "| loss | number of losses | time to next step: median, longest | repeated steps, at most | "
+    "equal weights |\n"
     "| --- | --- | --- | --- | --- |\n"
 )
 _NAMES = {"poptorch": "PopTorch", "ddp": "DDP"}
@@ -52,11 +53,12 @@ def table(lines: Sequence[Line]) -> str:
     )
     training, undisturbed = (f"{100 * each:.0f} %" for each in shares(rest))
     text = (
-        f"{_NAMES[draw['program']]}, {instances} instances on {NUM_HOSTS} hosts, "
-        f"seed {draw['seed']}: {len(losses)} losses in {minutes:.1f} minutes and {steps} steps of "
-        f"{1000 * median:.0f} ms, at a load of {parts[-1]['load']} on {parts[-1]['cores']} cores. "
-        f"{training} of the time is training, and the training {verdict}. Undisturbed steps "
-        f"without states in memory would have taken {undisturbed} of the time.\n\n"
+        f"A {_NAMES[draw['program']]} program with {instances} instances on {NUM_HOSTS} hosts "
+        f"(seed {draw['seed']}) had {len(losses)} losses in {minutes:.1f} minutes and {steps} "
+        f"steps of {1000 * median:.0f} ms, at a load of {parts[-1]['load']} on "
+        f"{parts[-1]['cores']} cores. The job spent {training} of the time in training, and the "
+        f"training {verdict}. Without losses and without states in memory, the same steps would "
+        f"have taken {undisturbed} of the time.\n\n"
     )
     rows = [_row(kind.title, losses, wrong) for kind in LOSSES]
     return f"{text}{_HEAD}{''.join(rows)}"

@@ -22,10 +22,11 @@ EQUAL = {"line": "digests", "wrong": [], "equal": True}
 def test_the_table_has_a_row_for_each_kind_and_says_how_much_is_training():
     text, _, *rows = table([*LINES, EQUAL]).splitlines()
     assert text == (
-        "PopTorch, 4 instances on 4 hosts, seed 3: 3 losses in 2.0 minutes and 900 steps of 100 "
-        "ms, at a load of 1.5 on 2 cores. 92 % of the time is training, and the training ends with "
-        "the weights of the undisturbed training, bit for bit. Undisturbed steps without states in "
-        "memory would have taken 75 % of the time."
+        "A PopTorch program with 4 instances on 4 hosts (seed 3) had 3 losses in 2.0 minutes and "
+        "900 steps of 100 ms, at a load of 1.5 on 2 cores. The job spent 92 % of the time in "
+        "training, and the training ends with the weights of the undisturbed training, bit for "
+        "bit. Without losses and without states in memory, the same steps would have taken 75 % of "
+        "the time."
     )
     assert rows[2:] == [
         "| an instance | 2 | 2.5 s, 3.0 s | 1 | yes |",
