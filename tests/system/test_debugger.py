@@ -51,8 +51,7 @@ def test_the_debugger_opens_in_one_instance_and_no_limit_counts(typist, script, 
     began = time.monotonic()
     user = typist(*TWO, "--hang-timeout", "1", "--timeout", "6", script(PROGRAM), str(where))
     user.expect(
-        f"poprun-py: instance {where} is in the debugger: the hang timeout "
-        "and the time limit are paused\r\n"
+        f"poprun-py: instance {where} is in the debugger: --hang-timeout and --timeout pause\r\n"
     )
     user.expect("look here")
     user.expect(rf"^\[1,{where}\]<stdout>:\(Pdb\) ")

@@ -139,7 +139,9 @@ def _limit_rows() -> Iterator[Row]:
         act=await_start,
         before=("prlimit", "--nofile=32:32"),
         expected=Expected(
-            codes=(3,), seconds=4, says="need 40 open files, and the hard limit is 32: raise it"
+            codes=(3,),
+            seconds=4,
+            says="need 40 open files, and the hard limit is 32: raise the limit",
         ),
     )
     yield Row(

@@ -162,7 +162,7 @@ class Anchors:
         nearest = difflib.get_close_matches(name, sorted(names), n=10, cutoff=0.0)
         return (
             f"Cannot anchor tensor {name!r}: the model has no such tensor. The nearest names of "
-            f"tensors are {', '.join(nearest)}; getTensorNames() lists all names"
+            f"tensors are {', '.join(nearest)}. model.getTensorNames() lists all names of tensors"
         )
 
     def begin(self) -> None:

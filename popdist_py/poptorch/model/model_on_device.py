@@ -331,7 +331,10 @@ class ModelOnDevice:
         compiled = self._require_compiled()
         names = self._options.updatable_buffers
         if not names:
-            raise Error("copyNamedBuffersToDevice() needs Options.updatableNamedBuffers([names])")
+            raise Error(
+                "copyNamedBuffersToDevice() copies the buffers that "
+                "Options.updatableNamedBuffers([names]) names: set this option first"
+            )
         compiled.state.upload(only=frozenset(names))
 
     @_as_on_device

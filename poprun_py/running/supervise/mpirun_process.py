@@ -59,7 +59,7 @@ def mpirun_open_files(job: Job, limits: tuple[int, int]) -> tuple[int, int]:
     if hard < wanted:
         raise StartError(
             f"{total} instance{'s need' if total > 1 else ' needs'} {wanted} open files, and the "
-            f"hard limit is {hard}: raise it (ulimit -n {wanted} as root, or "
+            f"hard limit is {hard}: raise the limit (ulimit -n {wanted} as root, or "
             "/etc/security/limits.conf), or start fewer instances"
         )
     return (wanted, limits[1]) if soft < wanted else limits

@@ -459,8 +459,7 @@ class RunningJob:
         else:
             self.limits.pause(time.monotonic())
             self.output.say(
-                f"instance {instance} is in the debugger: the hang timeout and the time limit "
-                "are paused"
+                f"instance {instance} is in the debugger: --hang-timeout and --timeout pause"
             )
 
     def _resume_limits(self) -> None:

@@ -110,8 +110,8 @@ def test_the_launcher_and_mpirun_get_the_open_files_that_they_need(tmp_path):
     assert many.read_text().split() == ["204", "300"]
     # A hard limit that is too low is reported before anything starts.
     assert refusal == (
-        "43 instances need 204 open files, and the hard limit is 200: raise it (ulimit -n 204 as "
-        "root, or /etc/security/limits.conf), or start fewer instances"
+        "43 instances need 204 open files, and the hard limit is 200: raise the limit (ulimit "
+        "-n 204 as root, or /etc/security/limits.conf), or start fewer instances"
     )
     assert of_refused.endswith("(100, 200)")
     assert not started.exists()
