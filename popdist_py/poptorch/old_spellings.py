@@ -82,7 +82,10 @@ def _written(where: str, name: str) -> str:
     return f"{where[:-1]}{name}=)" if where.endswith("()") else f"{where}.{name}"
 
 
-_NO_AUTOCAST: Final = "half and float mix as in torch; call .half() on what is to be in half"
+_NO_AUTOCAST: Final = (
+    "half and float tensors mix as in torch; call .half() on modules and tensors that should be "
+    "in half"
+)
 
 TABLE: Final = (
     # Earlier PopTorch releases called output modes (which outputs a call returns) "anchor modes".
@@ -115,14 +118,14 @@ TABLE: Final = (
         "Options.Jit",
         "traceModel",
         how=How.NOTHING,
-        why="there is one way of tracing: leave it out",
+        why="all models are traced in the same way; remove the call",
     ),
     Spelling("Options.Precision", "halfFloatCasting", how=How.NOTHING, why=_NO_AUTOCAST),
     Spelling(
         "Options.Precision",
         "runningStatisticsAlwaysFloat",
         how=How.NOTHING,
-        why="running statistics keep their own format",
+        why="running statistics keep the data type that the model chooses",
     ),
     Spelling("Options.Precision", "autocastEnabled", how=How.NOTHING, why=_NO_AUTOCAST),
     Spelling("Options.Precision", "autocastPolicy", how=How.NOTHING, why=_NO_AUTOCAST),
@@ -140,7 +143,8 @@ TABLE: Final = (
         "poptorch",
         "IPU",
         how=How.REFUSED,
-        why="use poptorch.BeginBlock(layer, ipu_id=n) or, around code, poptorch.Block(ipu_id=n)",
+        why="use poptorch.BeginBlock(layer, ipu_id=n) for a layer, or poptorch.Block(ipu_id=n) "
+        "around code",
     ),
     # Old arguments of model wrappers that were replaced by options, or by code in the model's
     # forward method.
@@ -148,7 +152,7 @@ TABLE: Final = (
         "poptorch.trainingModel()",
         "loss",
         how=How.REFUSED,
-        why="compute the loss in the model's forward, and return it",
+        why="compute the loss in the model's forward, and return the loss",
     ),
     *(
         Spelling(
@@ -199,7 +203,7 @@ def say(where: str, old: str) -> None:
     if spelling.how is How.NOTHING:
         logger.warning("%s is deprecated and does nothing: %s", spelling.old_text, spelling.why)
     else:
-        logger.warning("%s is an old spelling: write %s", spelling.old_text, spelling.new_text)
+        logger.warning("%s is deprecated: write %s instead", spelling.old_text, spelling.new_text)
 
 
 def current_name(spelling: Spelling) -> str:
@@ -210,7 +214,7 @@ def current_name(spelling: Spelling) -> str:
             effect.
     """
     if spelling.how is How.REFUSED:
-        raise AttributeError(f"{spelling.old_text} is gone: {spelling.why}")
+        raise AttributeError(f"{spelling.old_text} was removed from PopTorch: {spelling.why}")
     say(spelling.where, spelling.old)
     return spelling.new
 
@@ -276,10 +280,11 @@ def _rename(arguments: dict[str, Any], spelling: Spelling) -> None:
             argument.
     """
     if spelling.how is How.REFUSED:
-        raise TypeError(f"{spelling.old_text} is gone: {spelling.why}")
+        raise TypeError(f"{spelling.old_text} was removed from PopTorch: {spelling.why}")
     if spelling.new in arguments:
         raise TypeError(
-            f"{spelling.old_text} is {spelling.new_text}, which is given too: leave the old one out"
+            f"{spelling.old_text} is the old name of {spelling.new_text}, and both were given: "
+            "remove the old argument"
         )
     say(spelling.where, spelling.old)
     arguments[spelling.new] = arguments.pop(spelling.old)

@@ -146,10 +146,12 @@ def serializedMatMul(
         Error: The number ``factor`` of parts of the matrix product does not divide the size of the
             split dimension.
     """
-    assert isinstance(keep_precision, bool), f"keep_precision is a bool, got {keep_precision!r}"
-    assert isinstance(factor, int), f"factor is an int, got {factor!r}"
+    assert isinstance(keep_precision, bool), (
+        f"serializedMatMul: keep_precision must be a bool, got {keep_precision!r}"
+    )
+    assert isinstance(factor, int), f"serializedMatMul: factor must be an int, got {factor!r}"
     assert isinstance(mode, MatMulSerializationMode), (
-        f"mode is a poptorch.MatMulSerializationMode, got {mode!r}"
+        f"serializedMatMul: mode must be a poptorch.MatMulSerializationMode, got {mode!r}"
     )
     parts = factor if factor and mode != MatMulSerializationMode.Disabled else 1
     if current_forward.is_running() and parts != 1:
@@ -160,8 +162,8 @@ def serializedMatMul(
         }[mode]
         if split % factor:
             raise Error(
-                f"Invalid serialization factor {factor} for mode {mode.name}: it must divide the "
-                f"dimension of size {split}"
+                f"Invalid serialization factor {factor} for mode {mode.name}: the factor must "
+                f"divide the size of the split dimension, which is {split}"
             )
     with serial_products(parts):
         return torch.matmul(lhs, rhs)
@@ -196,8 +198,8 @@ def for_loop(
         values = _results(body(*values))
         if len(values) != len(inputs):
             raise Error(
-                f"poptorch.for_loop: the body must return as many tensors as it takes: "
-                f"{len(inputs)}, got {len(values)}"
+                f"poptorch.for_loop: the body takes {counted(len(inputs), 'tensor')}, but returned "
+                f"{counted(len(values), 'tensor')}: return as many tensors as the body takes"
             )
     return values
 
@@ -240,8 +242,8 @@ def cond(
     else_values = _results(else_body(*(tensor.clone() for tensor in else_inps)))
     if len(then_values) != len(else_values):
         raise Error(
-            "poptorch.cond: both branches must return the same number of tensors, got "
-            f"{len(then_values)} and {len(else_values)}"
+            "poptorch.cond: both branches must return the same number of tensors, but then_body "
+            f"returned {len(then_values)} and else_body returned {len(else_values)}"
         )
     chosen = condition.reshape(()).bool()
     pairs = zip(then_values, else_values, strict=True)
@@ -299,7 +301,8 @@ def dynamic_slice(
     extent = tensor.shape[dim]
     if size > extent or extent % size:
         raise Error(
-            f"The size of the slice ({size}) must be a factor of the slicing dimension ({extent})"
+            f"dynamic_slice: the size of the slice ({size}) must divide the size of the sliced "
+            f"dimension ({extent})"
         )
     return torch.index_select(tensor, dim, _indices(start, size, step, extent))
 
@@ -325,19 +328,18 @@ def dynamic_update(
     _check_slice("dynamic_update", input, dim, start, size)
     if input.dim() != src.dim():
         raise Error(
-            "dynamic_update: input and src must have the same dimensionality, got "
-            f"{input.dim()} and {src.dim()}"
+            "dynamic_update: input and src must have the same number of dimensions, but input "
+            f"has {input.dim()} and src has {src.dim()}"
         )
     if input.dtype != src.dtype:
         raise Error(
-            f"dynamic_update: input and src must have the same dtype, got {input.dtype} and "
-            f"{src.dtype}"
+            f"dynamic_update: input and src must have the same dtype, but input has {input.dtype} "
+            f"and src has {src.dtype}"
         )
     if src.shape[dim] != size:
         raise Error(
-            f"dynamic_update: src must have {counted(size, 'element')} in dimension {dim}, its "
-            "shape is "
-            f"{tuple(src.shape)}"
+            f"dynamic_update: src must have {counted(size, 'element')} in dimension {dim}, but "
+            f"src has the shape {tuple(src.shape)}"
         )
     indices = _indices(start, size, 1, input.shape[dim])
     shape = [1] * input.dim()
@@ -347,22 +349,30 @@ def dynamic_update(
 
 def _check_slice(name: str, tensor: Any, dim: Any, start: Any, size: Any) -> None:
     if not isinstance(tensor, torch.Tensor):
-        raise Error(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+        raise Error(
+            f"{name}: the first argument must be a torch.Tensor, got {type(tensor).__name__}"
+        )
     if not isinstance(dim, int) or not isinstance(size, int):
         raise Error(f"{name}: dim and size must be ints, got {dim!r} and {size!r}")
     if not isinstance(start, torch.Tensor):
         raise Error(f"{name}: start must be a torch.Tensor, got {type(start).__name__}")
     if start.numel() != 1 or start.is_floating_point() or start.dtype == torch.bool:
         raise Error(
-            f"{name}: start must be an integer tensor with one element, got {start.dtype} of "
-            f"shape {tuple(start.shape)}"
+            f"{name}: start must be an integer tensor with one element, got a tensor of the dtype "
+            f"{start.dtype} and the shape {tuple(start.shape)}"
         )
     if not -tensor.dim() <= dim < tensor.dim():
-        raise Error(f"{name}: dimension {dim} is out of range for shape {tuple(tensor.shape)}")
+        raise Error(
+            f"{name}: dimension {dim} is out of range for a tensor of the shape "
+            f"{tuple(tensor.shape)}"
+        )
     if size == 0:
-        raise Error(f"{name}: the start and end of a slice must be different")
+        raise Error(f"{name}: size is 0, but the start and end of a slice must be different")
     if size < 0:
-        raise Error(f"{name}: taking a slice with the end less than the start is not supported")
+        raise Error(
+            f"{name}: size is {size}, but taking a slice with the end less than the start is not "
+            "supported"
+        )
 
 
 def _indices(start: torch.Tensor, size: int, step: int, extent: int) -> torch.Tensor:

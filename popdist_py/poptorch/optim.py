@@ -33,12 +33,12 @@ _MOMENT_TYPES: Final = {
 
 # The text of the warning that is logged if a program sets or changes ``velocity_scaling``.
 VELOCITY_SCALING_IGNORED: Final = (
-    "velocity_scaling is ignored: it only applies with use_combined_accum=True"
+    "The optimizer ignores velocity_scaling, which has an effect only with use_combined_accum=True"
 )
 
 _VELOCITY_SCALING_IDLE: Final = (
-    "velocity_scaling has no effect here: on hardware it changes how a half velocity is rounded; "
-    "here the velocity is kept unscaled"
+    "velocity_scaling has no effect on emulated IPUs, which store the velocity without scaling. "
+    "On real IPUs, velocity_scaling changes how a float16 velocity is rounded"
 )
 
 

@@ -39,7 +39,8 @@ class VariableAttributes:
 
     def _check(self, attr: str) -> None:
         assert attr in self._allowed_attributes, (
-            f"Unknown attribute {attr}: expected one of {', '.join(self._allowed_attributes)}"
+            f"The optimizer has no attribute {attr}: expected one of "
+            f"{', '.join(self._allowed_attributes)}"
         )
 
 
@@ -183,8 +184,9 @@ class Optimizer:
             raise RuntimeError("Cannot load the optimizer state because it is empty")
         if "ipu_state" not in state_dict or "ipu_param" not in state_dict:
             raise RuntimeError(
-                "Only IPU optimizer states can be loaded onto the IPU: the keys ipu_state and "
-                "ipu_param are missing"
+                "Only IPU optimizer states can be loaded onto the IPU, but the given state does "
+                "not have the keys ipu_state and ipu_param: load the state_dict() of a "
+                "poptorch.optim optimizer"
             )
         self._check_writer(state_dict)
         if "param_groups" in state_dict:
@@ -211,8 +213,8 @@ class Optimizer:
         if writers and mine not in writers:
             raise RuntimeError(
                 f"Cannot load the state of poptorch.optim.{' or '.join(writers)} into "
-                f"poptorch.optim.{mine}: make the optimizer that the state was saved of, or go on "
-                "with the saved weights alone and let this optimizer begin without a state"
+                f"poptorch.optim.{mine}: make an optimizer of the class that saved the state, or "
+                "load only the saved weights and let this optimizer begin without a state"
             )
 
     def __getstate__(self) -> dict[str, Any]:

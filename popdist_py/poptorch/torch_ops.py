@@ -57,7 +57,7 @@ def _push_name_scope(name: str) -> None:
 
 def _pop_name_scope() -> None:
     if not _scopes.open:
-        raise Error("Unexpected pop_name_scope: every one ends a push_name_scope before it")
+        raise Error("Unexpected pop_name_scope: call push_name_scope before each pop_name_scope")
     _scopes.open.pop().__exit__()
 
 
@@ -85,7 +85,9 @@ def _ipu_print_tensor(
 ) -> torch.Tensor:
     if not 0 <= float_format < len(_FLOAT_FORMATS):
         accepted = ", ".join(f"{number} ({name})" for number, name in enumerate(_FLOAT_FORMATS))
-        raise Error(f"Invalid float_format {float_format!r}: expected one of {accepted}")
+        raise Error(
+            f"ipu_print_tensor got float_format={float_format!r}: expected one of {accepted}"
+        )
     return ops.ipu_print_tensor(
         tensor,
         title,

@@ -89,7 +89,9 @@ def test_an_old_spelling_does_what_the_table_says_and_names_the_new_one_once(spe
     if spelling.how is How.REFUSED:
         with pytest.raises((AttributeError, TypeError)) as refused:
             use(spelling)
-        assert str(refused.value) == f"{spelling.old_text} is gone: {spelling.why}"
+        assert (
+            str(refused.value) == f"{spelling.old_text} was removed from PopTorch: {spelling.why}"
+        )
         return
     for _ in range(2):
         use(spelling)
@@ -182,7 +184,8 @@ def test_what_never_was_is_missing_as_ever(log):
     assert not hasattr(poptorch, "IPU")
     assert pickle.loads(pickle.dumps(poptorch.AnchorMode.All)) is poptorch.OutputMode.All
     assert (
-        log.messages.count("poptorch.AnchorMode is an old spelling: write poptorch.OutputMode") == 1
+        log.messages.count("poptorch.AnchorMode is deprecated: write poptorch.OutputMode instead")
+        == 1
     )
 
 

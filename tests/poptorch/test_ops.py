@@ -193,7 +193,7 @@ def test_dynamic_slices_pass_gradients():
     [
         (0, "start and end of a slice must be different"),
         (-1, "end less than the start"),
-        (7, r"size of the slice \(7\) must be a factor of the slicing dimension \(8\)"),
+        (7, r"size of the slice \(7\) must divide the size of the sliced dimension \(8\)"),
     ],
 )
 def test_sizes_of_slices(size, message):

@@ -208,4 +208,4 @@ def test_velocity_scaling_is_a_setting_of_each_group(caplog):
     assert [group["velocity_scaling"] for group in optimizer.param_groups] == [3.0, 2.0]
     assert not optimizer.variable_attrs.isConstant("velocity_scaling")
     _made("SGD", velocity_scaling=2.0)
-    assert "velocity_scaling is ignored" in caplog.text
+    assert "ignores velocity_scaling" in caplog.text

@@ -18,7 +18,7 @@ def test_old_names_are_found_and_removed_ones_are_refused_with_what_to_do():
         theirs = importlib.import_module(spelling.where)
         ours = importlib.import_module(f"popdist_py.{spelling.where}")
         if spelling.how is How.REFUSED:
-            with pytest.raises(AttributeError, match="is gone: "):
+            with pytest.raises(AttributeError, match="was removed from PopTorch: "):
                 getattr(theirs, spelling.old)
         else:
             found, expected = (getattr(module, spelling.old) for module in (theirs, ours))

@@ -101,4 +101,4 @@ def test_it_warns_once_or_is_refused(
     assert done.returncode == refused, done.stderr
     assert ("the model has run" in done.stdout) == (not refused)
     assert ("[warning]" in said[0]) == (not refused)
-    assert ("refuses such a model" in said[0]) == (not refused)
+    assert ("turns this warning into an error" in said[0]) == (not refused)

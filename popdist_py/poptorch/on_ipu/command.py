@@ -56,26 +56,28 @@ _COMMAND_LINE: Final = click.core.ParameterSource.COMMANDLINE
 _CODES: Final[dict[Verdict, int]] = {"fits": _FITS, "close": _CLOSE, "does not fit": _TOO_LARGE}
 
 _HELP: Final = """\
-Says whether a model fits into IPUs, which parts of it need the memory, and how long a call takes.
-The model is not trained, and no IPU is needed.
+Estimate whether a model fits into the memory of IPUs, which parts of the model need the memory, and
+how long a call of the model takes. The command does not train the model, and it needs no IPU.
 
-MODEL names a class or function, as package.module:function or path/to/file.py:function. The
-function is called with the arguments of --set. It returns a torch.nn.Module, or a tuple of a module
-and its inputs. The inputs are those of one micro-batch: a tensor, a tuple, or a dict of keyword
-arguments. If the function returns no inputs, --input gives their shapes. The function may make the
-module on torch's device "meta", which needs no memory for weights.
+MODEL is the name of a function or class that makes the model: package.module:function or
+path/to/file.py:function. The command calls the function with the arguments of --set. The function
+returns a torch.nn.Module, or a tuple of a module and its inputs. The module's inputs are those of
+one micro-batch: a tensor, a tuple, or a dict of keyword arguments. If the function returns no
+inputs, --input gives the shapes of the inputs. The function may make the module on torch's device
+"meta", which needs no memory for weights.
 
-If the module marks its stages (poptorch.BeginBlock, poptorch.Block), --split replaces these stages.
+If the module marks stages with poptorch.BeginBlock or poptorch.Block, the option --split replaces
+the marked stages.
 
 \b
 Exit codes:
   0  the model fits
   1  the model does not fit
-  2  cannot tell: an option is wrong, or the model cannot be estimated
-  4  close to the limit: the fullest tile needs 95 to 105 % of its memory
+  2  an option is wrong, or the model cannot be estimated
+  4  the model is close to the limit: the fullest tile needs 95 to 105 % of its memory
 
 \b
-Examples: one IPU, two IPUs, and the best stages over four IPUs
+Examples: a model on one IPU, a model on two IPUs, and a search for the best stages on four IPUs
   python -m popdist_py.ipu torchvision.models:resnet50 --input 3x224x224 --batch 16 \\
       --precision 16.16 --accumulation 8 --optimizer momentum
   python -m popdist_py.ipu torchvision.models:resnet101 --input 3x64x64 --batch 64 \\
@@ -110,7 +112,7 @@ class _SettingType(click.ParamType):  # type: ignore[type-arg]
     ) -> tuple[str, str]:
         name, equals, word = value.partition("=")
         if not equals or not name.isidentifier():
-            self.fail(f"{value!r}: expected name=value", param, ctx)
+            self.fail(f"{value!r} does not have the form NAME=VALUE, such as layers=12", param, ctx)
         return name, word
 
 
@@ -127,7 +129,12 @@ class _ListType(click.ParamType):  # type: ignore[type-arg]
         if isinstance(value, tuple):
             return value
         if not all(word.strip() for word in value.split(",")):
-            self.fail(f"{value!r}: expected values with one comma between them", param, ctx)
+            self.fail(
+                f"{value!r} contains an empty value: expected values that are separated by single "
+                "commas",
+                param,
+                ctx,
+            )
         return tuple(self.of.convert(word.strip(), param, ctx) for word in value.split(","))
 
 
@@ -145,7 +152,7 @@ _COUNT: Final = _CountType()
 _FLOAT_TYPE: Final = click.Choice(["float32", "float16"])
 _SORTS: Final = click.Choice(["weights", "accumulators", "optimizer", "activations"])
 _MODULES: Final = _ListType(click.STRING, "MODULE[,...]")
-_SORT_LIST: Final = _ListType(_SORTS, "SORT[,...]")
+_SORT_LIST: Final = _ListType(_SORTS, "KIND[,...]")
 _PATH: Final = click.Path(path_type=Path)
 _SORT_HELP: Final = "weights, accumulators, optimizer, activations"
 
@@ -158,128 +165,146 @@ def _option(*names: str, **settings: Any) -> click.Option:
 _OPTIONS: Final = (
     _option(
         "--set", "words", type=_SettingType(), multiple=True,
-        help="An argument of MODEL's function: a Python literal, or a text. Repeat the option for "
-        "each argument.",
+        help="Set an argument of MODEL's function to a Python literal or a text, as in layers=12. "
+        "Repeat --set for each argument.",
     ),
     _option(
         "--input", "inputs", type=_InputType(), multiple=True,
-        help="The shape of one sample of an input, without the micro-batch, and its type, as in "
-        "3x224x224, 128:int64 or :int64. Repeat the option for each input.",
+        help="The shape of one sample of a model input, without the micro-batch, and the type of "
+        "the input, as in 3x224x224, 128:int64 or :int64. Repeat --input for each input.",
     ),
-    _option("--batch", type=_COUNT, default=1, help="The samples of a micro-batch."),
+    _option("--batch", type=_COUNT, default=1, help="The number of samples in a micro-batch."),
     _option(
         "--inference", is_flag=True,
-        help="Estimate inference: no backward pass, no weight update.",
+        help="Estimate inference, which has no backward pass and no weight update.",
     ),
     _option(
         "--loss", type=click.Choice([*LOSSES, OWN_LOSS]),
-        help="The loss of the first output, with labels that the host sends. The classes are in "
-        "dimension 1, or in the last dimension for tokens. own: the forward returns its loss. "
-        "[default: cross-entropy; own if the function returns inputs]",
+        help="The loss function for the model's first output and for labels from the host. --loss "
+        "cross-entropy expects the classes in dimension 1 of the output. --loss "
+        "token-cross-entropy expects the classes in the last dimension of the output. --loss own "
+        "means that the model's forward returns its own loss. [default: cross-entropy; own if "
+        "MODEL's function returns inputs]",
     ),
     _option(
         "--precision", type=click.Choice(list(PRECISIONS)),
-        help="The bits of activations and of weights. [default: those of the model]",
+        help="The number of bits of each activation and of each weight: 16.32 means float16 "
+        "activations and float32 weights. [default: the model's own types]",
     ),
     _option(
         "--optimizer", type=click.Choice(list(OPTIMIZERS)), default="sgd",
-        help="The optimizer, which decides the state tensors of each weight.",
+        help="The optimizer, which determines the state tensors of each weight.",
     ),
     *(
-        _option(f"--{name}", type=_FLOAT_TYPE, default="float32", help=f"The type of {what}.")
+        _option(f"--{name}", type=_FLOAT_TYPE, default="float32", help=f"The data type of {what}.")
         for name, what in (
             ("accum-type", "accumulated gradients"),
-            ("first-order-momentum-accum-type", "momentum and first moments"),
-            ("second-order-momentum-accum-type", "second moments"),
+            ("first-order-momentum-accum-type", "the optimizer's momentum or first moments"),
+            ("second-order-momentum-accum-type", "the optimizer's second moments"),
         )
     ),
     _option(
         "--accumulation", type=_COUNT,
-        help="The micro-batches of a weight update. [default: 1, or the fewest that a pipeline "
-        "needs]",
+        help="The number of micro-batches in a weight update. [default: 1, or the smallest number "
+        "that a pipeline needs]",
     ),
     _option(
         "--device-iterations", type=_COUNT,
-        help="The weight updates of a call; for inference, the micro-batches of a call. [default: "
-        "1, or the fewest that a pipeline needs for inference]",
+        help="The number of weight updates in a call of a training model, or the number of "
+        "micro-batches in a call of an inference model. [default: 1; for inference in a "
+        "pipeline, the smallest number that the pipeline needs]",
     ),
-    _option("--replicas", type=_COUNT, default=1, help="The replicas of all instances together."),
+    _option(
+        "--replicas", type=_COUNT, default=1, help="The number of replicas in all instances."
+    ),
     _option(
         "--split", type=_MODULES, default=(),
-        help="The modules with which the second and further IPUs (or phases) begin, in the order "
-        "in which they run. head@0 begins a stage on IPU 0 again.",
+        help="The modules that begin the second and each further IPU (or phase), in the order in "
+        "which the modules run. A module name with @0, as in head@0, begins a stage on "
+        "IPU 0 again.",
     ),
     _option(
         "--strategy", type=click.Choice(list(STRATEGIES)), default="grouped",
-        help="The order in which stages run; grouped is PopART's pipeline.",
+        help="The execution strategy, which determines the order in which stages run. "
+        "--strategy grouped is PopART's pipeline.",
     ),
     _option(
         "--recompute", default="default",
         type=click.Choice(["default", "none", "norm", "standard", "stage"]),
         show_default=False,
-        help="The tensors that the backward pass computes again. stage: all but the inputs of "
-        "stages and the outputs of --checkpoint. standard: all but the checkpoints that PopART "
-        "chooses. norm: normalisations and element-wise operations after them. default: stage in "
-        "pipelines, otherwise none.",
+        help="The tensors that the backward pass computes again, so that the forward pass does not "
+        "store them. --recompute stage recomputes all tensors except the inputs of stages and the "
+        "outputs of --checkpoint. --recompute standard recomputes all tensors except the "
+        "checkpoints that PopART chooses. --recompute norm recomputes normalisations and the "
+        "element-wise operations after normalisations. --recompute default means stage in "
+        "pipelines, and none otherwise.",
     ),
     _option(
         "--checkpoint", type=_MODULES, default=(),
-        help="Modules whose outputs are kept for the backward pass, also with recomputation.",
+        help="The modules whose outputs are stored for the backward pass, even with --recompute.",
     ),
     _option(
         "--device", type=click.Choice(list(IPUS)), default=MK2.name, help="The type of the IPUs."
     ),
     _option(
         "--io-tiles", type=click.INT, metavar="N", default=0,
-        help="The tiles that only transfer data: 0, or an even number from 32 to 192.",
+        help="The number of tiles that only transfer data: 0, or an even number from 32 to 192.",
     ),
     _option(
         "--available-memory-proportion",
         type=_ListType(click.FloatRange(0, 1, min_open=True), "SHARE[,...]"), default=(0.6,),
         show_default=False,
         help="The share of an IPU's memory for the temporary data of a matrix product: one number "
-        "for all IPUs, or one for each. [default: 0.6]",
+        "for all IPUs, or one number for each IPU. [default: 0.6]",
     ),
     _option(
         "--partials", type=_FLOAT_TYPE, default="float32",
-        help="The type of partial sums in convolutions and other matrix products.",
+        help="The data type of partial sums in convolutions and other matrix products.",
     ),
     _option(
         "--matmul-partials", type=_FLOAT_TYPE,
-        help="The type of partial sums in matrix products other than convolutions. [default: that "
-        "of --partials]",
+        help="The data type of partial sums in matrix products other than convolutions. [default: "
+        "the type of --partials]",
     ),
     _option(
         "--off-chip", type=_SORT_LIST, default=(),
-        help=f"Kinds of tensors to store in Streaming Memory, outside the chip: {_SORT_HELP}.",
+        help="The kinds of tensors to store in Streaming Memory, outside the chip: any of "
+        f"{_SORT_HELP}.",
     ),
     _option(
         "--sharded", type=_SORT_LIST, default=(),
-        help=f"Kinds of tensors that are divided among the replicas: {_SORT_HELP}.",
+        help=f"The kinds of tensors to divide among the replicas: any of {_SORT_HELP}.",
     ),
     _option(
         "--output-mode", type=click.Choice(["final", "all", "sum"]),
-        help="The outputs of a call that the host gets. [default: final; all for inference]",
+        help="The outputs that the host receives from a call of the model. [default: final for "
+        "training, all for inference]",
     ),
-    _option("--synthetic-data", is_flag=True, help="Transfer no data from or to the host."),
+    _option(
+        "--synthetic-data", is_flag=True,
+        help="Estimate a run with synthetic data, without transfers from or to the host.",
+    ),
     _option(
         "--find", type=click.Choice(["batch", "splits", "recompute", "ipus"]),
-        help="Search for a run that fits: with the largest micro-batch, with the best splits over "
-        "--ipus IPUs, with the cheapest recomputation, or on the fewest IPUs (a power of two) with "
-        "splits, recomputation and memory outside the chip.",
+        help="Search for options with which the model fits into memory. --find batch finds the "
+        "largest micro-batch. --find splits finds the best splits over --ipus IPUs. --find "
+        "recompute finds the cheapest recomputation. --find ipus finds the fewest IPUs (a power of "
+        "two), with splits, recomputation and memory outside the chip.",
     ),
     _option(
         "--ipus", type=_COUNT,
-        help="The number of IPUs for --find splits, or the most for --find ipus.",
+        help="The number of IPUs for --find splits, or the largest number of IPUs for --find ipus.",
     ),
-    _option("--json", "as_json", is_flag=True, help="Print JSON."),
+    _option("--json", "as_json", is_flag=True, help="Print the results as JSON."),
     _option(
         "--page", type=_PATH, metavar="FILE.html",
-        help="Also write an HTML page: memory, liveness, operations, time, and alternatives.",
+        help="Also write an HTML page about the model's memory, liveness, operations, time, and "
+        "alternatives.",
     ),
     _option(
         "--beside", type=_PATH, metavar="FILE.json",
-        help="Compare the run with a report that --json has written, on the page of --page.",
+        help="Compare the run with a saved report on the page of --page. FILE.json contains the "
+        "report that an earlier command printed with --json.",
     ),
 )  # fmt: skip
 
@@ -323,11 +348,13 @@ def _command(
     """
     wanted = wanted_page(page, beside)
     if ipus is None and find == "splits":
-        raise click.UsageError("--find splits needs --ipus N")
+        raise click.UsageError("--find splits needs the number of IPUs: add --ipus N")
     if ipus is not None and find not in ("splits", "ipus"):
-        raise click.UsageError("--ipus N is for --find splits and --find ipus")
+        raise click.UsageError("--ipus can be used only with --find splits or --find ipus")
     if options["inference"] and loss is not None:
-        raise click.UsageError("--loss is for training: inference has no loss")
+        raise click.UsageError(
+            "--loss and --inference cannot be used together, because inference has no loss"
+        )
     asked = CommandOptions(**options, ipus=ipus if find == "splits" else None)
     context = click.get_current_context()
     try:
@@ -336,7 +363,8 @@ def _command(
             example = made_example(model, dict(words), inputs, batch)
             if example.has_inputs and context.get_parameter_source("batch") == _COMMAND_LINE:
                 raise FactoryError(
-                    f"{model} returned its inputs too, for a whole micro-batch: leave --batch out"
+                    f"--batch cannot be used, because {model} also returned the inputs of a whole "
+                    "micro-batch: remove --batch"
                 )
             model_graph = _model_graph(example, loss, training=not asked.inference)
         run = run_from_command(model_graph, asked)
@@ -357,7 +385,7 @@ def _command(
     if problem is not None:
         raise _CannotTell(problem)
     if wanted is not None and not as_json:
-        click.echo(f"\nThe page is {wanted.path}")
+        click.echo(f"\nThe page was written to {wanted.path}")
     context.exit(code)
 
 
@@ -366,7 +394,7 @@ def _problem_of_page(wanted: WantedPage, planned: Planned) -> str | None:
     try:
         wanted.write(planned)
     except OSError as error:
-        return f"--page {wanted.path}: {error.strerror or error}"
+        return f"cannot write the file {wanted.path} of --page: {error.strerror or error}"
     return None
 
 
@@ -374,7 +402,10 @@ def _model_graph(example: Example, loss: str | None, *, training: bool) -> Model
     default = OWN_LOSS if example.has_inputs or not training else "cross-entropy"
     if not training:
         example.module.eval()
-    with with_loss(example, loss or default) as called, user_code("the forward", example.described):
+    with (
+        with_loss(example, loss or default) as called,
+        user_code("the model's forward", example.described),
+    ):
         return traced_graph(called.module, Options(), called.args, called.kwargs, training=training)
 
 

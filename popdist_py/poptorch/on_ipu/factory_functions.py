@@ -41,10 +41,13 @@ def factory_function(factory: str) -> Callable[..., Any]:
         with user_code(factory):
             is_there = hasattr(found, part)
         if not is_there:
-            raise FactoryError(f"{where} has no {name}{_nearest(part, dir(found))}")
+            raise FactoryError(f"{where} has no function {name}{_nearest(part, dir(found))}")
         found = getattr(found, part)
     if not callable(found):
-        raise FactoryError(f"{factory} has the type {type(found).__name__}: expected a function")
+        raise FactoryError(
+            f"{factory} has the type {type(found).__name__}: expected a function that returns a "
+            "module"
+        )
     function: Callable[..., Any] = found
     return function
 
@@ -62,7 +65,8 @@ def _loaded_module(name: str) -> ModuleType:
     if not is_there:
         known = [each.name for each in iter_modules(path)]
         raise FactoryError(
-            f"there is no module {name}; the name of a file ends with .py{_nearest(last, known)}"
+            f"there is no module {name} (the name of a file must end with "
+            f".py){_nearest(last, known)}"
         )
     with user_code(name):
         return importlib.import_module(name)
@@ -72,12 +76,12 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     """Return the part of an error message that lists names similar to ``name``."""
     public = {each.lower(): each for each in known if not each.startswith("_")}
     close = [public[each] for each in get_close_matches(name.lower(), public)]
-    return f"; there is {', '.join(close)}" if close else ""
+    return f"; did you mean {', '.join(close)}?" if close else ""
 
 
 def _loaded_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise FactoryError(f"there is no file {path}")
+        raise FactoryError(f"the file {path} does not exist")
     # The folder of the user's file becomes part of Python's search path, as with ``python FILE``.
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)

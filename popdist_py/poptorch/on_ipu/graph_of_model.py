@@ -72,10 +72,10 @@ def graph_or_none(observer: Observer) -> ModelGraph | None:
     try:
         model_graph = graph_of_forward(observer.observed())
     except Exception:
-        logger.debug("The graph of the forward is not known", exc_info=True)
+        logger.debug("The operations of the model's forward could not be recorded", exc_info=True)
         return None
     logger.debug(
-        "The graph of the forward: %s in %s",
+        "The model's forward has %s in %s",
         counted(len(model_graph.graph.operations), "operation"),
         counted(model_graph.placement.num_stages, "stage"),
     )
@@ -114,9 +114,10 @@ def graph_of_model(
     except Exception as error:
         text = str(error).strip().partition("\n")[0]
         raise Error(
-            f"The forward fails on tensors with shapes and without values ({text}). If the "
-            "arguments are those of a call, it needs values: call compile() first, which "
-            "runs it with them, and ask again without arguments"
+            f"The model's forward failed with tensors that have shapes but no values ({text}). If "
+            "the arguments are those of a call of the model, the forward needs their values: "
+            "call compile() with these arguments first, and then ask for the report without "
+            "arguments"
         ) from error
 
 

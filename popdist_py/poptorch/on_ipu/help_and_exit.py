@@ -86,7 +86,7 @@ class ReportCommand(click.Command):
             if isinstance(error, BrokenPipeError):
                 return _BROKEN_PIPE
             with contextlib.suppress(OSError):
-                what = error.filename or "standard output cannot be written"
+                what = error.filename or "cannot write standard output"
                 click.echo(f"Error: {what}: {error.strerror}", err=True)
             return _CANNOT_TELL
         return code
@@ -113,7 +113,7 @@ class ReportCommand(click.Command):
             place = f"{Path(frame.filename).name}, line {frame.lineno}"
             click.echo(
                 f"Error: the estimate failed with {type(error).__name__}: {error} ({place}). This "
-                "is a fault of popdist_py: report it with this command line",
+                "failure is a bug in popdist_py: report the bug with this command line",
                 err=True,
             )
             return _CANNOT_TELL

@@ -25,8 +25,9 @@ __all__ = ["check_memory"]
 # The name that PopTorch gives to Poplar's error for a model that needs too much memory.
 _ERROR_TYPE: Final = "poplar_graph_memory_allocation_error"
 _UNKNOWN: Final = (
-    "Whether an %s has room for this model cannot be told: no graph can be made of its forward "
-    "(POPTORCH_LOG_LEVEL=DEBUG says why). The emulation runs all the same"
+    "The memory that this model needs on %s IPUs cannot be estimated, because the operations of "
+    "its forward could not be recorded (POPTORCH_LOG_LEVEL=DEBUG logs the reason). The emulation "
+    "runs the model anyway"
 )
 # The first sentences of the warnings that this process has logged. If a model is compiled again,
 # the warning about its memory is not repeated.
@@ -78,7 +79,7 @@ def _fullest(run: Run | None) -> IpuMemory | None:
     try:
         return None if run is None else run.fullest
     except Exception:
-        logger.debug("The model of the device has no answer", exc_info=True)
+        logger.debug("The memory of the model on IPUs cannot be estimated", exc_info=True)
         return None
 
 
@@ -91,7 +92,7 @@ def _explained(run: Run | None) -> OutOfMemory | None:
     try:
         lack = None if run is None else explain(run)
     except Exception:
-        logger.debug("The model of the device has no advice", exc_info=True)
+        logger.debug("Advice about the memory of the model cannot be computed", exc_info=True)
         return None
     return None if lack is None else in_poptorch_terms(lack)
 
@@ -114,8 +115,8 @@ def _lacking_for_weights(options: Options, state: DeviceState, num_ipus: int) ->
     if needed <= available:
         return ""
     return (
-        f"Out of memory: weights and buffers alone need {needed:,} bytes but "
-        f"{counted(num_ipus, 'IPU')} only {'has' if num_ipus == 1 else 'have'} {available:,}."
+        f"Out of memory: the model's weights and buffers alone need {needed:,} bytes but "
+        f"{counted(num_ipus, 'IPU')} only {'has' if num_ipus == 1 else 'have'} {available:,} bytes."
     )
 
 
@@ -124,20 +125,24 @@ def _line(lacking: str, lack: OutOfMemory | None, options: Options, *, is_close:
     advice = () if lack is None else lack.advice
     helping = [each for each in advice if each.fits] or advice
     better = "".join(
-        f", {each.saved / 1e6:,.1f} MB less with {each.change}"
-        + (", which fits" if each.fits else "")
+        f"This change saves {each.saved / 1e6:,.1f} MB"
+        + (", so that the model fits" if each.fits else "")
+        + f": {each.change}"
         + (f" ({each.how})" if each.how else "")
+        + ". "
         for each in helping[:1]
     )
-    more = "" if lack is None else "print(model.memoryReport()) shows more, "
+    more = "" if lack is None else "print(model.memoryReport()) shows details. "
     if is_close:
         told = "The model may or may not fit"
     else:
-        told = f"The emulation runs all the same: {_how_to_enforce(options)} refuses such a model"
+        told = (
+            f"The emulation runs the model anyway. {_how_to_enforce(options)} turns this warning "
+            "into an error"
+        )
     return (
-        f"{lacking} That is of an {options.Emulator.ipu.name.capitalize()}{better}. "
-        f"{told}, "
-        f'{more}Options.Emulator.memory("off") ends this line'
+        f"{lacking} The figures are for {options.Emulator.ipu.name.capitalize()} IPUs. {better}"
+        f'{told}. {more}Options.Emulator.memory("off") turns this warning off'
     )
 
 
@@ -147,15 +152,15 @@ def _how_to_enforce(options: Options) -> str:
         return 'Options.Emulator.memory("enforce")'
     if options.Emulator.device_named is not None:
         return f"{IPU_MEMORY}=enforce"
-    return f"{IPU_MEMORY}=enforce, or --ipu-model {options.Emulator.ipu.name},"
+    return f"{IPU_MEMORY}=enforce or --ipu-model {options.Emulator.ipu.name}"
 
 
 def _how_to_run(options: Options) -> str:
     """Return a sentence with the setting that makes the memory check only warn."""
     program = 'Options.Emulator.memory("warn")'
     if options.Emulator.exists("memory"):
-        return f"The emulation runs such a model all the same with {program}."
-    return f"The emulation runs such a model all the same with {IPU_MEMORY}=warn, or {program}."
+        return f"To run the model anyway, call {program}."
+    return f"To run the model anyway, set {IPU_MEMORY}=warn, or call {program}."
 
 
 def _first_line(lack: OutOfMemory) -> str:

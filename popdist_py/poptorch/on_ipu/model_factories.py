@@ -62,10 +62,13 @@ class InputSpec:
             sizes = (0,)
         if any(size < 1 for size in sizes) or not word:
             raise ValueError(
-                f"{word!r} is not the shape of a sample: expected, for example, 3x224x224:float16"
+                f"{word!r} is not the shape of a sample: expected sizes, such as 3x224x224, and "
+                "optionally a type, such as 3x224x224:float16"
             )
         if type_ and type_ not in _TYPES:
-            raise ValueError(f"{type_!r} is not a type of an input: expected {', '.join(_TYPES)}")
+            raise ValueError(
+                f"{type_!r} is not a data type of a model input: expected {', '.join(_TYPES)}"
+            )
         return cls(sizes, type_ or "float32")
 
     def tensor(self, batch: int) -> torch.Tensor:
@@ -103,7 +106,7 @@ class Example:
             for leaf in tree_leaves((self.args, dict(self.kwargs)))
             if isinstance(leaf, torch.Tensor)
         ]
-        return f"Its inputs, micro-batch first: {', '.join(shapes)}"
+        return f"The shapes of the model's inputs, micro-batch first: {', '.join(shapes)}"
 
 
 def made_example(
@@ -132,15 +135,18 @@ def made_example(
     if given is None:
         if not inputs:
             raise FactoryError(
-                f"{factory} returned a module without inputs: give the shape of a sample, as in "
-                "--input 3x224x224"
+                f"{factory} returned a module without inputs: give the shape of one sample of "
+                "each input, as in --input 3x224x224"
             )
         example = Example(module, _tensors(inputs, batch), {}, has_inputs=False)
         sample = Example(module, _tensors(inputs, 1), {}, has_inputs=False)
     else:
         example = sample = _with_given(factory, module, given)
         if inputs:
-            raise FactoryError(f"{factory} returned its inputs too: leave --input out")
+            raise FactoryError(
+                f"--input cannot be used, because {factory} also returned the module's inputs: "
+                "remove --input"
+            )
     _check_call(example)
     _initialise(sample)
     return example
@@ -151,7 +157,10 @@ def _made(factory: str, words: Mapping[str, str]) -> Any:
     function = factory_function(factory)
     if isinstance(function, nn.Module):
         if words:
-            raise FactoryError(f"{factory} is a module and takes no arguments: leave --set out")
+            raise FactoryError(
+                f"--set cannot be used, because {factory} is a module and not a function: remove "
+                "--set"
+            )
         return function
     arguments = {name: _value(word) for name, word in words.items()}
     _check_arguments(factory, function, arguments)
@@ -162,8 +171,8 @@ def _made(factory: str, words: Mapping[str, str]) -> Any:
 def _tensors(inputs: Sequence[InputSpec], batch: int) -> tuple[torch.Tensor, ...]:
     if any(batch * prod(spec.shape) > _MOST_ELEMENTS for spec in inputs):
         raise FactoryError(
-            f"--batch {batch} makes an input of more than 2**63 bytes: give a smaller --batch or "
-            "--input"
+            f"--batch {batch} makes an input tensor of more than 2**63 bytes: give a smaller "
+            "--batch, or a smaller shape with --input"
         )
     return tuple(spec.tensor(batch) for spec in inputs)
 
@@ -176,8 +185,8 @@ def _with_given(factory: str, module: nn.Module, given: Any) -> Example:
     """
     if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(given)):
         raise FactoryError(
-            f"{factory} returned a module and {_named(given)}: expected the module's inputs, which "
-            "are a tensor, a tuple, or a dict of keyword arguments"
+            f"{factory} returned a module together with {_named(given)}: expected the module's "
+            "inputs, which are a tensor, a tuple, or a dict of keyword arguments"
         )
     if isinstance(given, Mapping):
         return Example(module, (), given, has_inputs=True)
@@ -185,7 +194,11 @@ def _with_given(factory: str, module: nn.Module, given: Any) -> Example:
 
 
 def _named(value: Any) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+    return (
+        f"the class {value.__name__}"
+        if isinstance(value, type)
+        else f"an object of the type {type(value).__name__}"
+    )
 
 
 def _unwrapped(module: Any) -> Any:
@@ -213,22 +226,22 @@ def _check_module(factory: str, module: Any, made: Any) -> None:
         if isinstance(made, type) and issubclass(made, nn.Module):
             hint = f"; return an instance, as in {made.__name__}(...)"
         elif isinstance(getattr(made, "_user_model", None), nn.Module):
-            hint = "; return the module that is given to poptorch"
+            hint = "; return the module that the program gives to poptorch"
         raise FactoryError(
-            f"{factory} returned {_named(made)}: expected a torch.nn.Module, or a tuple of one and "
-            f"its inputs{hint}"
+            f"{factory} returned {_named(made)}: expected a torch.nn.Module, or a tuple of a "
+            f"module and its inputs{hint}"
         )
     if isinstance(module, torch.jit.ScriptModule):
         raise FactoryError(
-            f"{factory} returned a torch.jit.ScriptModule: its operations have no module names; "
-            "return the module before torch.jit.script or torch.jit.trace"
+            f"{factory} returned a torch.jit.ScriptModule, whose operations have no module names: "
+            "return the original module, without torch.jit.script or torch.jit.trace"
         )
     for name, part in module.named_modules():
         kind = type(part)
         if kind.__module__.startswith("torch.") and "quantized" in kind.__module__.split("."):
             raise FactoryError(
-                f"{name or factory} is a quantized {kind.__name__}: PopTorch does not support "
-                "quantized weights; return the module before its quantization"
+                f"{name or factory} is a quantized {kind.__name__} module, but PopTorch does not "
+                "support quantized weights: return the original module, without quantization"
             )
 
 
@@ -245,10 +258,10 @@ def _check_call(example: Example) -> None:
     try:
         signature.bind(*example.args, **example.kwargs)
     except TypeError as error:
-        hint = "return" if example.has_inputs else "give --input once for"
+        hint = "return an input" if example.has_inputs else "give --input once"
         raise FactoryError(
-            f"the forward takes {signature}, which does not match its inputs ({error}): {hint} "
-            "each argument"
+            f"the model's forward has the signature {signature}, which does not match the inputs "
+            f"({error}): {hint} for each argument"
         ) from error
 
 
@@ -261,7 +274,7 @@ def _initialise(sample: Example) -> None:
     # In evaluation mode, batch norms accept one sample, and keep their statistics.
     module.eval()
     args, kwargs = tree_map_only(torch.Tensor, torch.clone, (sample.args, dict(sample.kwargs)))
-    with user_code("the forward", sample.described), torch.no_grad():
+    with user_code("the model's forward", sample.described), torch.no_grad():
         module(*args, **kwargs)
     for part, was_training in modes:
         part.training = was_training
@@ -289,5 +302,5 @@ def _check_arguments(
         missing = str(error).partition("missing a required argument: ")[2].strip("'")
         hint = f"; give --set {missing}=VALUE" if missing else ""
         raise FactoryError(
-            f"{factory}{signature} does not take what --set gives: {error}{hint}"
+            f"the arguments of --set do not match {factory}{signature}: {error}{hint}"
         ) from error

@@ -74,13 +74,15 @@ def with_loss(example: Example, loss: str) -> Iterator[Example]:
     output = _first_output(example)
     if output.dim() < 2 and "cross-entropy" in loss:
         raise FactoryError(
-            f"the first output has the shape {tuple(output.shape)}: cross entropy needs classes; "
-            "choose --loss mse, or own if the forward returns its loss"
+            f"the model's first output has the shape {tuple(output.shape)}, but cross entropy "
+            "needs a dimension for the classes: choose --loss mse, or choose --loss own if the "
+            "forward returns its own loss"
         )
     if not output.dtype.is_floating_point:
         raise FactoryError(
-            f"the first output has the type {str(output.dtype)[6:]}: a loss needs float32 or "
-            "float16; choose --inference, or --loss own if the forward returns its loss"
+            f"the model's first output has the type {str(output.dtype)[6:]}, but a loss needs "
+            "float32 or float16: choose --inference, or choose --loss own if the forward returns "
+            "its own loss"
         )
     module, own, compute = example.module, example.module.forward, LOSSES[loss]
     hooks = {name: vars(module)[name] for name in _HOOKS}
@@ -115,7 +117,7 @@ def _attributes(module: nn.Module, values: Mapping[str, Any]) -> Iterator[None]:
 
 def _first_output(example: Example) -> torch.Tensor:
     """Return a tensor with the shape and type of the model's first output, and without values."""
-    with user_code("the forward", example.described):
+    with user_code("the model's forward", example.described):
         made = traced_outputs(example.module, Options(), example.args, example.kwargs)
     return _first_tensor(made)
 
@@ -127,6 +129,7 @@ def _first_tensor(made: Any) -> torch.Tensor:
     if isinstance(values, tuple | list) and values:
         return _first_tensor(values[0])
     raise FactoryError(
-        f"the forward returned {type(made).__name__}: a loss needs a tensor, or a tuple or dict of "
-        "them; choose --loss own if the forward returns its loss"
+        f"the model's forward returned an object of the type {type(made).__name__}, but a loss "
+        "needs a tensor, or a tuple or dict of tensors: choose --loss own if the forward returns "
+        "its own loss"
     )

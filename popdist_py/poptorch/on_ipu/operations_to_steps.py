@@ -292,10 +292,11 @@ class _Reading:
             Error: The output has complex numbers, which PopTorch does not support.
         """
         if output.dtype.is_complex:
-            where = f" in {seen.module}" if seen.module else ""
+            where = f" in the module {seen.module}" if seen.module else ""
             raise Error(
-                f"{seen.operator.strip('_')}{where} computes {str(output.dtype)[6:]}: PopTorch has "
-                "no complex numbers; compute with real and imaginary parts"
+                f"The operation {seen.operator.strip('_')}{where} computes a "
+                f"{str(output.dtype)[6:]} tensor, but PopTorch does not support complex numbers: "
+                "compute with real and imaginary parts"
             )
         rule = rule_of(seen.operator)
         kind = rule.kind if main else "elementwise"

@@ -56,24 +56,33 @@ def wanted_page(path: Path | None, beside: Path | None) -> WantedPage | None:
     """
     if path is None:
         if beside is not None:
-            raise click.UsageError("--beside is for a page: give --page FILE too")
+            raise click.UsageError(
+                "--beside needs a page on which it compares reports: add --page FILE.html"
+            )
         return None
     if path.is_dir():
-        raise click.UsageError(f"--page {path} is a folder: name a file in it")
+        raise click.UsageError(
+            f"--page {path} is a folder: give the name of a file, such as {path / 'page.html'}"
+        )
     if not path.parent.is_dir():
-        raise click.UsageError(f"--page {path}: there is no folder {path.parent}")
+        raise click.UsageError(
+            f"--page {path} cannot be written: the folder {path.parent} does not exist"
+        )
     if holds_another_kind(path, (_PAGE_BEGINNING,)):
         raise click.UsageError(
-            f"--page {path}: the file exists and is not a page; name another file, or remove it"
+            f"--page {path} would overwrite a file that is not a page of this command: name "
+            f"another file, or remove {path}"
         )
     if beside is None:
         return WantedPage(path, None)
     try:
         return WantedPage(path, read_saved_reports(beside))
     except OSError as error:
-        raise click.UsageError(f"--beside {beside}: {error.strerror}") from error
+        raise click.UsageError(
+            f"cannot read the file {beside} of --beside: {error.strerror}"
+        ) from error
     except ValueError as error:
-        raise click.UsageError(f"--beside {beside}: {error}") from error
+        raise click.UsageError(f"cannot use the file {beside} of --beside: {error}") from error
 
 
 def planned_run(run: Run, context: click.Context) -> Planned:

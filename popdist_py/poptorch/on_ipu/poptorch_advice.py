@@ -17,30 +17,33 @@ __all__ = ["in_poptorch_terms"]
 _OFF_CHIP: Final = "poptorch.TensorLocationSettings().useOnChipStorage(False)"
 _SPELLINGS: Final[Mapping[Kind, str]] = MappingProxyType(
     {
-        "batch": "batch_size of poptorch.DataLoader",
-        "half inference": "model.half(), and inputs in torch.half",
-        "half training": "model.half(), inputs in torch.half, and an optimiser of poptorch.optim "
-        "with accum_type and first_order_momentum_accum_type (SGD, LARS: velocity_accum_type) "
-        "torch.float16",
+        "batch": "change batch_size of poptorch.DataLoader",
+        "half inference": "call model.half(), and give the model inputs of the type torch.half",
+        "half training": "call model.half(), give the model inputs of the type torch.half, and "
+        "make an optimizer of poptorch.optim with accum_type=torch.float16 and "
+        "first_order_momentum_accum_type=torch.float16 (for SGD and LARS: "
+        "velocity_accum_type=torch.float16)",
         "recomputation": 'options._Popart.set("autoRecomputation", '
         "int(popart.RecomputationType.Standard))",
-        "checkpoints": "x = poptorch.recomputationCheckpoint(x) between layers; a model that is "
-        'not pipelined also needs options._Popart.set("autoRecomputation", '
+        "checkpoints": "add x = poptorch.recomputationCheckpoint(x) between layers; for a model "
+        'without a pipeline, also call options._Popart.set("autoRecomputation", '
         "int(popart.RecomputationType.Standard))",
         "optimizer off chip": f"options.TensorLocations.setOptimizerLocation({_OFF_CHIP})",
         "activations off chip": f"options.TensorLocations.setActivationLocation({_OFF_CHIP})",
-        "half accumulators": "an optimiser of poptorch.optim with accum_type=torch.float16",
-        "no state": "poptorch.optim.SGD without momentum",
-        "half state": "an optimiser of poptorch.optim with first_order_momentum_accum_type and "
-        "second_order_momentum_accum_type (SGD, LARS: velocity_accum_type) torch.float16",
-        "I/O tiles": "options.TensorLocations.numIOTiles",
-        "proportion": 'options.setAvailableMemoryProportion({"IPU0": 0.1}), and so for each IPU',
+        "half accumulators": "make an optimizer of poptorch.optim with accum_type=torch.float16",
+        "no state": "use poptorch.optim.SGD without momentum",
+        "half state": "make an optimizer of poptorch.optim whose first_order_momentum_accum_type "
+        "and second_order_momentum_accum_type are torch.float16 (for SGD and LARS: "
+        "velocity_accum_type=torch.float16)",
+        "I/O tiles": "set the number of I/O tiles with options.TensorLocations.numIOTiles",
+        "proportion": 'call options.setAvailableMemoryProportion({"IPU0": 0.1}) with an entry for '
+        "each IPU",
         "half partials": "options.Precision.setPartialsType(torch.half)",
-        "identical parts": "one module that the forward calls again, as in "
-        "nn.ModuleList([layer] * n), where layers may share their weights",
-        "profiling": "a run without options.enableProfiling(), and without autoReport in "
+        "identical parts": "if layers may share their weights, use one module that the forward "
+        "calls several times, as in nn.ModuleList([layer] * n)",
+        "profiling": "run the program without options.enableProfiling(), and without autoReport in "
         "POPLAR_ENGINE_OPTIONS",
-        "splits": "poptorch.BeginBlock(module, ipu_id=i) where stage i begins",
+        "splits": "call poptorch.BeginBlock(module, ipu_id=i) for the first module of each stage i",
     }
 )
 

@@ -49,7 +49,10 @@ def modelled_times(run: Run | None, options: Options) -> Callable[[], CallTimes]
     speaks = options.Distributed.processId == 0
     if run is None:
         if speaks:
-            logger.info("Cycles and latencies are this machine's: the model's graph is not known")
+            logger.info(
+                "Cycles and latencies are measured on this machine, because the operations of "
+                "the model's forward could not be recorded"
+            )
         return None
     return partial(_times, run, speaks=speaks)
 
@@ -58,7 +61,7 @@ def _times(run: Run, *, speaks: bool) -> CallTimes:
     if speaks:
         name = run.ipu.name.capitalize()
         logger.info(
-            "Cycles and latencies are those of the model of an %s, not of this machine", name
+            "Cycles and latencies are estimates for %s IPUs, not measurements of this machine", name
         )
     made = timeline(run)
     # An array of numbers needs a third of the memory of a list, and calls may have very many
@@ -90,7 +93,9 @@ def keep_device_document(run: Run | None, options: Options, name: str) -> None:
         is_named = options.Emulator.device_named is not None
         device_file.keep_model(model_document(run, name, is_named=is_named))
     except Exception:  # The user's program can continue without the file of estimated figures.
-        logger.debug("The run's folder has nothing of the model on the device", exc_info=True)
+        logger.debug(
+            "The model's estimated figures were not written to the run's folder", exc_info=True
+        )
 
 
 class IpuRows:
@@ -142,7 +147,11 @@ class IpuRows:
         try:
             return _pieces(self._run)
         except Exception:  # The rows of IPUs in a timeline are optional.
-            logger.debug("The timeline has no rows of the IPUs", exc_info=True)
+            logger.debug(
+                "The timeline has no rows for the IPUs, because their activities could not be "
+                "estimated",
+                exc_info=True,
+            )
             return ()
 
 

@@ -258,7 +258,7 @@ def _default_proportion(options: Options, *, is_convolution: bool) -> float:
     if not 0 <= share <= 1:
         name = "convolutionOptions" if is_convolution else "matmulOptions"
         raise Error(
-            f"The session option {name} has availableMemoryProportion {given!r}: expected a "
+            f"The session option {name} has availableMemoryProportion={given!r}: expected a "
             "number from 0 to 1"
         )
     return max(share, LEAST_PROPORTION)

@@ -34,8 +34,8 @@ _FRAMES: Final = 4
 _FAKE_TENSOR_LOG: Final = logging.getLogger("torch._subclasses.fake_tensor")
 
 _READS_VALUES: Final = (
-    "{what} reads values of a tensor{where}, and there are none before the model runs: compile the "
-    "model and ask model.memoryReport()"
+    "{what} reads the values of a tensor{where}, but tensors have no values before the model "
+    "runs: compile the model in a program, and call model.memoryReport()"
 )
 # Sentences for errors of torch that do not explain themselves. The keys are parts of torch's error
 # messages.
@@ -44,37 +44,40 @@ _KNOWN_MESSAGES: Final = {
     "Cannot access the data pointer": _READS_VALUES,
     "Cannot access data pointer": _READS_VALUES,
     "SparseTensorImpl": (
-        "{what} computes with sparse tensors{where}: PopTorch supports dense tensors only; give a "
-        "model without them"
+        "{what} uses sparse tensors{where}, but PopTorch supports only dense tensors: give a "
+        "model without sparse tensors"
     ),
     "NestedTensorImpl": (
-        "{what} computes with nested tensors{where}: PopTorch supports tensors of one shape only; "
+        "{what} uses nested tensors{where}, but PopTorch supports only tensors with one shape: "
         "give a model that pads its sequences"
     ),
     "torch.classes.quantized": (
-        "{what} computes with quantized weights{where}: PopTorch does not support them; give the "
-        "model before its quantization"
+        "{what} uses quantized weights{where}, which PopTorch does not support: give the "
+        "original model, without quantization"
     ),
     "Storage size calculation overflowed": (
-        "{what} makes a tensor of more than 2**63 bytes{where}: give a smaller --batch or --input"
+        "{what} makes a tensor of more than 2**63 bytes{where}: give a smaller --batch, or a "
+        "smaller shape with --input"
     ),
     "numel: integer multiplication overflow": (
-        "{what} makes a tensor of more than 2**63 bytes{where}: give a smaller --batch or --input"
+        "{what} makes a tensor of more than 2**63 bytes{where}: give a smaller --batch, or a "
+        "smaller shape with --input"
     ),
     "can't allocate memory": (
-        "{what} needs more memory than this machine has{where}: make the weights without values, "
-        'as in: with torch.device("meta")'
+        "{what} needs more memory than this machine has{where}: make the weights on the device "
+        '"meta", as in: with torch.device("meta")'
     ),
 }
 
 # Advice for errors of torch whose cause is often an option of the command line.
 _HINTS: Final = {
-    "Expected more than 1 value per channel": "Training normalises over samples: give --batch 2 or "
-    "more, or --inference",
-    "(unbatched) or": "--input gives the shape of one sample, without the micro-batch",
-    "following scalar types: Long, Int": "Indices are integers, as in --input 128:int64",
-    "urlopen error": "A factory that downloads weights has an argument that turns this off, as in "
-    "--set weights=None",
+    "Expected more than 1 value per channel": "A normalisation needs several samples in training: "
+    "give --batch 2 or more, or --inference",
+    "(unbatched) or": "--input must give the shape of one sample, without the micro-batch",
+    "following scalar types: Long, Int": "Inputs that are indices need an integer type, as in "
+    "--input 128:int64",
+    "urlopen error": "If MODEL's function downloads weights, turn the download off with an "
+    "argument, as in --set weights=None",
 }
 
 
@@ -90,7 +93,7 @@ def user_code(what: str, note: str = "") -> Iterator[None]:
     sentence about an operation that cannot be estimated.
 
     Args:
-        what: The name of the user's code, such as "the forward".
+        what: The name of the user's code, such as "the model's forward".
         note: A line that follows the traceback lines in the message.
     """
     # Unless the logger is disabled, torch's logger would print those lines of the traceback that
@@ -145,8 +148,8 @@ def _known_sentence(error: BaseException) -> str:
         # The text of the exception is the name of the operator, such as "aten.nonzero.default".
         operator = str(error).removeprefix("aten.").partition(".")[0].strip("_")
         return (
-            f"{{what}} makes a tensor{{where}} whose size depends on values ({operator}): an IPU "
-            "needs sizes that are known before the model runs; give a model with fixed sizes"
+            f"{{what}} makes a tensor{{where}} whose size depends on values ({operator}), but an "
+            "IPU needs all sizes before the model runs: give a model with fixed sizes"
         )
     if isinstance(error, MemoryError):
         return _KNOWN_MESSAGES["can't allocate memory"]

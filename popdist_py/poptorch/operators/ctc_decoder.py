@@ -49,9 +49,13 @@ def ctc_beam_search_decoder(
                 f"ctc_beam_search_decoder: {name} must be a torch.Tensor, got "
                 f"{type(value).__name__}"
             )
-    assert 0 <= blank < probs.shape[2], f"blank is {blank}: expected 0 to {probs.shape[2] - 1}"
+    assert 0 <= blank < probs.shape[2], (
+        f"ctc_beam_search_decoder got blank={blank}: expected the index of a class, 0 to "
+        f"{probs.shape[2] - 1}"
+    )
     assert 1 <= top_paths <= beam_width, (
-        f"top_paths is {top_paths}: expected 1 to the beam width, {beam_width}"
+        f"ctc_beam_search_decoder got top_paths={top_paths}: expected 1 to beam_width, which is "
+        f"{beam_width}"
     )
     time, batch, _ = probs.shape
     scores = torch.full((batch, top_paths), -inf, dtype=torch.float32)

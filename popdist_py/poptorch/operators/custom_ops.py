@@ -71,9 +71,9 @@ def custom_op(
     function = _registry.get((domain, name))
     if function is None:
         raise Error(
-            f"custom operation {name!r} of domain {domain!r} (version {domain_version}) has no "
-            "Python function: the emulation cannot run compiled device code. Register one with "
-            f"poptorch.registerCustomOp({name!r}, {domain!r}, function)"
+            f"The custom operation {name!r} of the domain {domain!r} (version {domain_version}) "
+            "has no Python function, and the emulation cannot run compiled device code. Register "
+            f"a Python function with poptorch.registerCustomOp({name!r}, {domain!r}, function)"
         )
     # A registered function may use operations that an IPU does not support.
     with on_host():
@@ -83,7 +83,8 @@ def custom_op(
     got = [(tuple(output.shape), output.dtype) for output in outputs]
     if got != expected:
         raise Error(
-            f"custom operation {name!r} returned {got}, its example_outputs promise {expected}"
+            f"The custom operation {name!r} returned tensors of the shapes and types {got}, but "
+            f"the tensors in example_outputs have {expected}"
         )
     return outputs
 
@@ -91,17 +92,22 @@ def custom_op(
 def _checked(attributes: dict[str, Any] | None) -> dict[str, Any]:
     for key, value in (attributes or {}).items():
         if not isinstance(key, str):
-            raise ValueError(f"attribute keys must be strings, got {key!r}")
+            raise ValueError(f"custom_op: the names of attributes must be strings, got {key!r}")
         values = value if isinstance(value, (list, tuple)) else [value]
         for one in values:
             if not isinstance(one, (float, int, str)):
                 raise ValueError(
-                    f"attribute {key!r} is {one!r}: expected float, int, str, or a list or tuple "
-                    "of these"
+                    f"custom_op: the attribute {key!r} has the value {one!r}: expected a float, "
+                    "an int, a str, or a list or tuple of these types"
                 )
         if len({type(one) for one in values}) > 1:
-            raise ValueError(f"attribute {key!r} mixes types: {value!r}; use one type in a list")
+            raise ValueError(
+                f"custom_op: the attribute {key!r} has values of different types: {value!r}. Use "
+                "one type in a list"
+            )
         for text in (key, *values):
             if isinstance(text, str) and not text.isascii():
-                raise ValueError(f"attribute {key!r} contains non-ASCII characters: {text!r}")
+                raise ValueError(
+                    f"custom_op: the attribute {key!r} contains non-ASCII characters: {text!r}"
+                )
     return dict(attributes or {})

@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
+from popdist_py.errors import counted
 from popdist_py.poptorch.enums import MultiConvPlanType
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.tracing import current_forward
@@ -80,7 +81,10 @@ class MultiConv:
             AssertionError: ``value`` is neither a float from 0 to 1 nor a list of such floats.
         """
         valid = all(isinstance(one, float) and 0.0 <= one <= 1.0 for one in _as_list(value, float))
-        assert valid, f"Invalid available memory proportions {value!r}: expected 0.0 to 1.0"
+        assert valid, (
+            f"MultiConv.availableMemoryProportions({value!r}) is not valid: expected a float from "
+            "0.0 to 1.0, or a list of such floats"
+        )
         return self._set("availableMemoryProportions", value)
 
     def partialsTypes(self, value: torch.dtype | list[torch.dtype]) -> MultiConv:
@@ -95,7 +99,8 @@ class MultiConv:
         """
         if not all(one in (torch.float, torch.half) for one in _as_list(value, torch.dtype)):
             raise ValueError(
-                f"Invalid partials types {value!r}: expected torch.float or torch.half, or a list"
+                f"MultiConv.partialsTypes({value!r}) is not valid: expected torch.float or "
+                "torch.half, or a list of these types"
             )
         return self._set("partialsTypes", value)
 
@@ -109,18 +114,23 @@ class MultiConv:
             AssertionError: ``value`` is not None and not a MultiConvPlanType.
         """
         assert value is None or isinstance(value, MultiConvPlanType), (
-            f"Invalid plan type {value!r}: expected a poptorch.MultiConvPlanType or None"
+            f"MultiConv.planType({value!r}) is not valid: expected a poptorch.MultiConvPlanType "
+            "or None"
         )
         return self._set("planType", value)
 
     def perConvReservedTiles(self, value: int) -> MultiConv:
         """Set the number of tiles that the device reserves for each convolution."""
-        assert isinstance(value, int), f"Invalid perConvReservedTiles {value!r}: expected an int"
+        assert isinstance(value, int), (
+            f"MultiConv.perConvReservedTiles({value!r}) is not valid: expected an int"
+        )
         return self._set("perConvReservedTiles", value)
 
     def cycleBackOff(self, value: float) -> MultiConv:
         """Set how much slower than the fastest plan a convolution's plan may be."""
-        assert isinstance(value, float), f"Invalid cycleBackOff {value!r}: expected a float"
+        assert isinstance(value, float), (
+            f"MultiConv.cycleBackOff({value!r}) is not valid: expected a float"
+        )
         return self._set("cycleBackOff", value)
 
     def enableConvDithering(self, value: bool | list[bool]) -> MultiConv:
@@ -133,7 +143,10 @@ class MultiConv:
             ValueError: ``value`` is neither a bool nor a list of bools.
         """
         if not all(isinstance(one, bool) for one in _as_list(value, bool)):
-            raise ValueError(f"Invalid convolution dithering {value!r}: expected bool or a list")
+            raise ValueError(
+                f"MultiConv.enableConvDithering({value!r}) is not valid: expected a bool or a "
+                "list of bools"
+            )
         return self._set("enableConvDithering", value)
 
     def _set(self, name: str, value: Any) -> MultiConv:
@@ -143,7 +156,10 @@ class MultiConv:
     def __enter__(self) -> MultiConv:
         if current_forward.is_running():
             if _active.any:
-                raise Error("Nested poptorch.MultiConv is not supported: end the outer one first")
+                raise Error(
+                    "Nested poptorch.MultiConv is not supported: end the outer MultiConv before "
+                    "the next one begins"
+                )
             self._record_settings()
             _active.any = True
             self._counter = _Counter()
@@ -174,12 +190,13 @@ class MultiConv:
 
     def _check(self, convolutions: int) -> None:
         if not convolutions:
-            raise Error("Unexpected end_multi_conv: there is no convolution inside the MultiConv")
+            raise Error("Unexpected end_multi_conv: the poptorch.MultiConv contains no convolution")
         for name, value in self._settings.items():
             if isinstance(value, (list, tuple)) and len(value) != convolutions:
                 raise Error(
-                    f"the MultiConv has {convolutions} convolutions but {len(value)} values of "
-                    f"{name}: give one value for all, or one for each"
+                    f"The MultiConv contains {counted(convolutions, 'convolution')}, but its "
+                    f"setting {name} has {counted(len(value), 'value')}: give one value for all "
+                    "convolutions, or one value for each convolution"
                 )
 
 

@@ -101,11 +101,14 @@ def _batch(batch: Any, size: int) -> torch.Tensor:
     if batch is None:
         return torch.zeros(size, dtype=torch.long)
     if not isinstance(batch, (torch.Tensor, list, tuple)):
-        raise Error(f"nearest: a batch is a tensor or a list of ints, got {type(batch).__name__}")
+        raise Error(
+            "nearest: batch_x and batch_y must be tensors or lists of ints, got "
+            f"{type(batch).__name__}"
+        )
     return torch.as_tensor(batch)
 
 
 def _check_tensors(**values: Any) -> None:
     for name, value in values.items():
         if not isinstance(value, torch.Tensor):
-            raise Error(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
+            raise Error(f"{name}: the points must be a torch.Tensor, got {type(value).__name__}")

@@ -79,7 +79,10 @@ def ipu_print_tensor(
     if not isinstance(tensor, torch.Tensor):
         raise Error(f"ipu_print_tensor needs a torch.Tensor, got {type(tensor).__name__}")
     if float_format not in _FORMATS:
-        raise Error(f"Invalid float_format {float_format!r}: expected one of {', '.join(_FORMATS)}")
+        raise Error(
+            f"ipu_print_tensor got float_format={float_format!r}: expected one of "
+            f"{', '.join(_FORMATS)}"
+        )
     result = tensor.view_as(tensor)
     current_forward.require_python()
     if not current_forward.is_running() or current_forward.is_tracing():

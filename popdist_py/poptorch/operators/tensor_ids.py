@@ -18,7 +18,10 @@ def getIpuTensorId(x: torch.Tensor) -> int:
             wrapped model.
     """
     if not isinstance(x, torch.Tensor):
-        raise Error(f"Expected a tensor, got {type(x)}")
+        raise Error(f"getIpuTensorId needs a torch.Tensor, got {type(x).__name__}")
     if not current_forward.is_running():
-        raise Error("Expected an IPU tensor: this one is not inside the forward of a wrapped model")
+        raise Error(
+            "getIpuTensorId works only for IPU tensors: call it inside the forward of a wrapped "
+            "model"
+        )
     return id(x)

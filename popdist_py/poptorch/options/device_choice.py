@@ -61,7 +61,10 @@ def ipu_of(call: str, given: object) -> IPU:
     if isinstance(given, IPU):
         return given
     if not isinstance(given, str) or given not in IPUS:
-        raise ValueError(f"{call}: expected {_one_of(IPUS)}, or a popdist_py.ipu IPU")
+        raise ValueError(
+            f"{call} names an unknown IPU: expected {_one_of(IPUS)}, or a "
+            "popdist_py.ipu.specification.IPU"
+        )
     return IPUS[given]
 
 
@@ -73,7 +76,8 @@ def offline_ipu(version: int) -> IPU:
     """
     if version not in _OFFLINE_TARGETS:
         raise ValueError(
-            f"useOfflineIpuTarget({version}): expected one of {tuple(_OFFLINE_TARGETS)}"
+            f"useOfflineIpuTarget({version}) names an unknown IPU version: expected one of "
+            f"{tuple(_OFFLINE_TARGETS)}"
         )
     return _OFFLINE_TARGETS[version]
 
@@ -90,7 +94,9 @@ def mode_of(call: str, given: object) -> MemoryMode:
         ValueError: ``given`` is not one of the memory modes.
     """
     if given not in get_args(MemoryMode):
-        raise ValueError(f"{call}: expected {_one_of(get_args(MemoryMode))}")
+        raise ValueError(
+            f"{call} is not a mode of the memory check: expected {_one_of(get_args(MemoryMode))}"
+        )
     return cast(MemoryMode, given)
 
 
@@ -142,9 +148,12 @@ class DeviceEnvironment:
         ipu, memory = environ.get(IPU_MODEL), environ.get(IPU_MEMORY)
         version = environ.get(_MODEL_VERSION) or "ipu2"
         if version not in _VERSIONS:
-            raise ValueError(f"{_MODEL_VERSION}={version}: expected {_one_of(_VERSIONS)}")
+            raise ValueError(
+                f"{_MODEL_VERSION}={version} names an unknown IPU version: expected "
+                f"{_one_of(_VERSIONS)}"
+            )
         if ipu and ipu not in IPUS:
-            raise ValueError(f"{IPU_MODEL}={ipu}: expected {_one_of(IPUS)}")
+            raise ValueError(f"{IPU_MODEL}={ipu} names an unknown IPU: expected {_one_of(IPUS)}")
         return cls(
             ipu=IPUS[ipu] if ipu else None,
             uses_model=environ.get(_USES_MODEL, "") not in ("", "0"),

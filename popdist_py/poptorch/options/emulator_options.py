@@ -58,7 +58,10 @@ class _EmulatorOptions(OptionStore):
         """
         if how not in EXECUTIONS:
             *others, last = map(repr, EXECUTIONS)
-            raise ValueError(f"replicaExecution({how!r}): expected {', '.join(others)} or {last}")
+            raise ValueError(
+                f"replicaExecution({how!r}) names an unknown kind of execution: expected "
+                f"{', '.join(others)} or {last}"
+            )
         self.set(replica_execution=how)
         return self
 

@@ -84,7 +84,9 @@ def engine_environment() -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise Error(f"POPLAR_ENGINE_OPTIONS={text!r}: expected a JSON object of options")
+        raise Error(
+            f"POPLAR_ENGINE_OPTIONS={text!r} is not valid: expected a JSON object of engine options"
+        )
     return found
 
 
@@ -95,7 +97,11 @@ def engine_options(wanted: Mapping[str, str]) -> dict[str, str]:
     for name, value in overriding.items():
         if name in merged and merged[name] != value:
             logger.warning(
-                "%s=%s is overridden by POPLAR_ENGINE_OPTIONS: %s", name, merged[name], value
+                "The engine option %s=%s is overridden by POPLAR_ENGINE_OPTIONS, which sets the "
+                "value %s",
+                name,
+                merged[name],
+                value,
             )
         merged[name] = value
     return merged

@@ -29,7 +29,7 @@ class _PrecisionOptions(_SessionGroup):
     def enableFloatingPointExceptions(self, enabled: bool) -> _PrecisionOptions:
         """Choose whether divisions by zero, invalid operations and overflows raise Error."""
         assert isinstance(enabled, bool), (
-            f"enableFloatingPointExceptions needs a bool, got {type(enabled)}"
+            f"enableFloatingPointExceptions({enabled!r}) is not valid: expected a bool"
         )
         self.checkIsFrozen()
         self._popart.set("enableFloatingPointChecks", enabled)
@@ -47,7 +47,7 @@ class _PrecisionOptions(_SessionGroup):
     def enableStochasticRounding(self, enabled: bool) -> _PrecisionOptions:
         """Round float16 results up or down at random, so that the mean rounding error is zero."""
         assert isinstance(enabled, bool), (
-            f"enableStochasticRounding needs a bool, got {type(enabled)}"
+            f"enableStochasticRounding({enabled!r}) is not valid: expected a bool"
         )
         self.checkIsFrozen()
         self._popart.set("enableStochasticRounding", enabled)
@@ -70,7 +70,9 @@ class _PrecisionOptions(_SessionGroup):
         """
         names = {torch.float32: "float", torch.float16: "half"}
         if dtype not in names:
-            raise ValueError(f"Invalid partials type {dtype}: expected torch.float or torch.half")
+            raise ValueError(
+                f"setPartialsType({dtype}) is not supported: expected torch.float or torch.half"
+            )
         self.checkIsFrozen()
         self._popart.set("partialsTypeMatMuls", names[dtype])
         self._popart.update("convolutionOptions", {"partialsType": names[dtype]})
@@ -94,7 +96,9 @@ class _PrecisionOptions(_SessionGroup):
             ValueError: ``value`` is not a bool.
         """
         if not isinstance(value, bool):
-            raise ValueError(f"runningStatisticsAlwaysFloat({value!r}): expected a bool")
+            raise ValueError(
+                f"runningStatisticsAlwaysFloat({value!r}) is not valid: expected a bool"
+            )
         old_spellings.say("Options.Precision", "runningStatisticsAlwaysFloat")
         return self
 
@@ -171,5 +175,8 @@ class _JitOptions(OptionStore):
         """
         old_spellings.say("Options.Jit", "traceModel")
         if trace_model:
-            raise ValueError("traceModel(True): tracing is gone, remove the call or pass False")
+            raise ValueError(
+                "traceModel(True) is not supported, because PopTorch removed this kind of "
+                "tracing: remove the call, or pass False"
+            )
         return self

@@ -18,17 +18,17 @@ __all__ = ["DistributedOptions"]
 
 
 _PROCESSES: Final = (
-    "the launcher numbers the instances of a job: start with poprun-py --num-instances N, or use "
-    "poptorch.Options to number processes by hand"
+    "the launcher numbers the instances of a job. Start the job with poprun-py --num-instances "
+    "N, or use poptorch.Options to number the processes yourself"
 )
 # For each setter of ``Options`` that raises an error under the launcher, the advice to the user in
 # the error's message.
 _INSTEAD: Final = {
-    "replicationFactor": "every instance has R / N replicas: start with poprun-py --num-replicas R "
-    "--num-instances N",
-    "useIpuId": "the launcher gives every instance IPUs of its own: how many is said with "
-    "poprun-py --num-replicas, --num-instances and --ipus-per-replica; poptorch.Options takes an "
-    "id",
+    "replicationFactor": "the launcher sets the number of replicas. Start the job with poprun-py "
+    "--num-replicas R --num-instances N, which gives every instance R / N replicas",
+    "useIpuId": "the launcher chooses the IPUs of every instance. Set the number of IPUs with "
+    "poprun-py --num-replicas, --num-instances and --ipus-per-replica, or use poptorch.Options "
+    "to choose an IPU by its id",
     "Distributed.disable": _PROCESSES,
     "Distributed.setEnvVarNames": _PROCESSES,
     "Distributed.configureProcessId": _PROCESSES,
@@ -36,7 +36,9 @@ _INSTEAD: Final = {
 
 
 def _refuse(setter: str, given: object = None, decided: object = None) -> NoReturn:
-    values = "" if given is None else f" ({given} was given, {decided} is the launcher's)"
+    values = (
+        "" if given is None else f" (the program gives {given}, but the launcher has set {decided})"
+    )
     raise RuntimeError(
         f"Cannot call `{setter}` with popdist.poptorch.Options{values}: {_INSTEAD[setter]}"
     )
@@ -88,9 +90,9 @@ class DistributedOptions(Options):
         launched = context.is_launched()
         if launched and ipus_per_replica not in (None, instance.num_ipus_per_replica):
             raise ValueError(
-                f"ipus_per_replica={ipus_per_replica}: the launcher gave every replica "
-                f"{counted(instance.num_ipus_per_replica, 'IPU')}; start with --ipus-per-replica "
-                f"{ipus_per_replica}"
+                f"Options(ipus_per_replica={ipus_per_replica}) does not match the launcher, which "
+                f"gave every replica {counted(instance.num_ipus_per_replica, 'IPU')}: start the "
+                f"job with poprun-py --ipus-per-replica {ipus_per_replica}"
             )
         super().__init__()
         self.set(replication_factor=instance.num_local_replicas)
@@ -143,8 +145,9 @@ class DistributedOptions(Options):
         """
         if self._launched and needed > self._ipus_per_replica:
             raise Error(
-                f"The model needs {counted(needed, 'IPU')} for each replica, but the launcher gave "
-                f"{self._ipus_per_replica}: start with --ipus-per-replica {needed}"
+                f"The model needs {counted(needed, 'IPU')} for each replica, but the launcher "
+                f"gave each replica only {counted(self._ipus_per_replica, 'IPU')}: start the job "
+                f"with poprun-py --ipus-per-replica {needed}"
             )
 
     def toDict(self) -> dict[str, Any]:

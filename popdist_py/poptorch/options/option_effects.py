@@ -133,11 +133,11 @@ STORED: Final = {
         sync_pattern="syncPattern",
         _source_location_excludes="sourceLocationExcludes",
     ),
-    **_named(Effect.NOTHING, "no logs are written to files", log_dir="logDir"),
-    **_named(Effect.NOTHING, "repeated lines are all shown", max_repeat_logs="maxRepeatLogs"),
+    **_named(Effect.NOTHING, "the emulation does not write log files", log_dir="logDir"),
+    **_named(Effect.NOTHING, "the log shows all repeated lines", max_repeat_logs="maxRepeatLogs"),
     # The call ``useIpuModel(True)`` has the effect that the table row ``uses_ipu_model`` describes.
     "use_model": Option(
-        "useIpuModel(False)", Effect.NOTHING, "there is no hardware to use", only=False
+        "useIpuModel(False)", Effect.NOTHING, "the emulation cannot use real IPUs", only=False
     ),
     **_named(
         Effect.UNLOGGED,
@@ -189,7 +189,7 @@ SESSION: Final = {
         "exportPoplarVertexGraph",
         "saveInitializersToFile",
         "serializedPoprithmsShiftGraphsDir",
-        why="no such files are written",
+        why="the emulation does not write this file",
     ),
     **_session(
         Effect.NOTHING,
@@ -198,7 +198,7 @@ SESSION: Final = {
         "dotOpNames",
         "hardwareInstrumentations",
         "timePartitionLogger",
-        why="nothing is shown",
+        why="the emulation does not show this information",
     ),
     **_session(
         Effect.NOTHING,
@@ -211,7 +211,7 @@ SESSION: Final = {
         "meanAccumulationAndReplicationReductionStrategy",
         "numIOTiles",
         "replicatedGraphCount",
-        why="the setters of Options decide",
+        why="use a setter of poptorch.Options instead",
     ),
 }
 
@@ -252,7 +252,7 @@ LOCATIONS: Final = {
     ),
     **_named(
         Effect.NOTHING,
-        "I/O tiles load and store only data from and to the host",
+        "emulated I/O tiles transfer data only from and to the host",
         useIOTilesToLoad="TensorLocationSettings.useIOTilesToLoad",
         useIOTilesToStore="TensorLocationSettings.useIOTilesToStore",
     ),
@@ -264,12 +264,12 @@ STRATEGY: Final = {
     **_named(Effect.DEVICE, _schedule="setSchedule"),
     **_named(
         Effect.NOTHING,
-        "the last forward and its backward are one phase",
+        "the emulation always runs the last forward phase and its backward pass as one phase",
         _separate_backward_phase="useSeparateBackwardPhase",
     ),
     **_named(
         Effect.NOTHING,
-        "each phase fetches its tensors and sends them off the chip",
+        "in the emulation, each phase loads its tensors and then sends them off the chip",
         _liveness="setTensorsLiveness",
         _off_chip_after_forward="sendTensorsOffChipAfterFwd",
     ),

@@ -109,7 +109,7 @@ class Options(OptionStore):
             self.from_json(defaults)
         cache = os.environ.get("POPTORCH_CACHE_DIR")
         if cache:
-            logger.info("POPTORCH_CACHE_DIR is set: executables are cached in %s", cache)
+            logger.info("POPTORCH_CACHE_DIR is set, so compiled models are cached in %s", cache)
             self.enableExecutableCaching(cache)
 
     # -- Setters for the division of input into batches ---------------------------------------
@@ -228,7 +228,9 @@ class Options(OptionStore):
 
     def randomSeed(self, random_seed: int) -> Options:
         """Set the seed of the device's random number generators and of torch's generator."""
-        assert isinstance(random_seed, int), f"randomSeed({random_seed!r}): expected an integer"
+        assert isinstance(random_seed, int), (
+            f"randomSeed({random_seed!r}) is not valid: expected an integer"
+        )
         self.createOrSet(random_seed=random_seed)
         torch.manual_seed(random_seed)
         return self
@@ -238,8 +240,9 @@ class Options(OptionStore):
         if isinstance(strategy, enums.AutoStage):
             strategy = execution_strategies.PipelinedExecution(strategy)
         assert isinstance(strategy, execution_strategies._IExecutionStrategy), (
-            f"Invalid type {type(strategy)}: expected an execution strategy such as "
-            "PipelinedExecution or ShardedExecution"
+            f"setExecutionStrategy() got an object of the type {type(strategy).__name__}: "
+            "expected an execution strategy, such as poptorch.PipelinedExecution or "
+            "poptorch.ShardedExecution"
         )
         self.checkIsFrozen()
         object.__setattr__(self, "_execution_strategy", strategy)
@@ -336,7 +339,7 @@ class Options(OptionStore):
     def connectionType(self, connection_type: enums.ConnectionType) -> Options:
         """Choose when a model attaches to (reserves) its IPU device."""
         assert isinstance(connection_type, enums.ConnectionType), (
-            f"Invalid type {type(connection_type)}: expected a ConnectionType"
+            f"connectionType({connection_type!r}) is not valid: expected a poptorch.ConnectionType"
         )
         self.set(connection_type=connection_type)
         return self
@@ -344,7 +347,7 @@ class Options(OptionStore):
     def syncPattern(self, sync_pattern: enums.SyncPattern) -> Options:
         """Choose how IPUs synchronise. The option ``syncPattern`` does not change results."""
         assert isinstance(sync_pattern, enums.SyncPattern), (
-            f"Invalid type {type(sync_pattern)}: expected a SyncPattern"
+            f"syncPattern({sync_pattern!r}) is not valid: expected a poptorch.SyncPattern"
         )
         self.set(sync_pattern=sync_pattern)
         return self
@@ -479,7 +482,8 @@ class Options(OptionStore):
             AssertionError: The program has not chosen an output mode.
         """
         assert not self.defaultOutputMode(), (
-            "An output mode must be picked before generating a dict"
+            "An output mode must be picked before generating a dict: call outputMode() before "
+            "toDict()"
         )
         values = dict(self._values)
         for group in self._groups().values():

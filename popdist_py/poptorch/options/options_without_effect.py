@@ -61,7 +61,8 @@ def say_idle_in_model(options: Options, placement: ForwardPlaces) -> None:
     ipus = placement.num_ipus
     if absent := sorted(ipu for ipu in options.available_memory_proportion if ipu >= ipus):
         logger.warning(
-            "setAvailableMemoryProportion names %s, but the model uses %s, counted from IPU0",
+            "setAvailableMemoryProportion() names %s, but the model uses only %s, numbered from "
+            "IPU0",
             ", ".join(f"IPU{ipu}" for ipu in absent),
             counted(ipus, "IPU"),
         )
@@ -82,5 +83,6 @@ def _say(rows: Iterable[Option]) -> None:
         logger.warning("These options do nothing on emulated IPUs: %s", missed)
     if for_hardware := ", ".join(str(row) for row in found if row.effect is Effect.HARDWARE):
         logger.warning(
-            "These options change the speed or memory of hardware only: %s", for_hardware
+            "These options change only the speed or memory of real IPUs, not of emulated IPUs: %s",
+            for_hardware,
         )

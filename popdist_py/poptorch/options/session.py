@@ -281,11 +281,12 @@ class _PopartOptions(OptionStore):
         for name, value in self.options.items():
             stem = name.partition(".")[0]
             if stem not in _KNOWN and stem != "patterns":
-                raise Error(f"Unknown session option {name!r} set with Options._Popart.set()")
-            if name in _DICTIONARIES and not isinstance(value, Mapping):
                 raise Error(
-                    f"Session option {name!r} is {value!r}: expected a dictionary of options"
+                    f"Unknown session option {name!r} in a call of Options._Popart.set(): correct "
+                    "its name"
                 )
+            if name in _DICTIONARIES and not isinstance(value, Mapping):
+                raise Error(f"The session option {name!r} is {value!r}: expected a dictionary")
 
     def setEngineOptions(self, engine_options: Mapping[str, str]) -> _PopartOptions:
         """Set the options of Poplar's class Engine."""
@@ -293,7 +294,7 @@ class _PopartOptions(OptionStore):
 
     def setPatterns(self, patterns: Mapping[str, bool], level: int = 2) -> _PopartOptions:
         """Switch graph patterns of the compiler on or off, which does not change results."""
-        assert isinstance(level, int), f"level is {level!r}: expected a whole number"
+        assert isinstance(level, int), f"setPatterns() got level={level!r}: expected a whole number"
         self.set("patterns_level", level)
         for name, enabled in patterns.items():
             self.set(f"patterns.{name}", bool(enabled))

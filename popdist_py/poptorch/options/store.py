@@ -68,7 +68,8 @@ class OptionStore:
         )
         expected = type(self._values[name])
         assert isinstance(value, expected), (
-            f"Unexpected type {type(value)} for option {name}. Expected {expected}"
+            f"Unexpected type {type(value).__name__} of the value {value!r} for the option "
+            f"{name}: expected {expected.__name__}"
         )
         self._values[name] = value
 
@@ -139,7 +140,8 @@ class OptionStore:
             object.__setattr__(self, name, value)
         elif name.startswith("_") and name not in self._values:
             raise AttributeError(
-                f"Invalid private attribute {name!r}: {type(self).__name__} takes no new ones"
+                f"Invalid private attribute {name!r}: {type(self).__name__} accepts no new "
+                "private attributes"
             )
         else:
             self.checkIsFrozen()
@@ -164,8 +166,9 @@ class OptionStore:
         """
         if self._is_frozen and option != "_is_frozen":
             raise AttributeError(
-                f"Can't modify frozen Options: a data loader or a model uses this "
-                f"{type(self).__name__} already; change a clone() of it and make a new one"
+                "Can't modify frozen Options: a data loader or a model already uses this "
+                f"{type(self).__name__}. Copy the options with clone(), change the copy, and make "
+                "a new data loader or model with the copy"
             )
 
     def _groups(self) -> dict[str, OptionStore]:
@@ -220,7 +223,7 @@ def check_count(setter: str, given: int) -> None:
     Raises:
         AssertionError: The value of the option is below 1.
     """
-    assert given >= 1, f"{setter}({given}): expected 1 or more"
+    assert given >= 1, f"{setter}({given}) is too small: expected 1 or more"
 
 
 def check_type(setter: str, value: Any, expected: Any) -> None:
@@ -235,5 +238,6 @@ def check_type(setter: str, value: Any, expected: Any) -> None:
         AssertionError: The value of the option has another type.
     """
     assert isinstance(value, expected), (
-        f"Unexpected type {type(value)} for {setter}({value!r}). Expected {expected}"
+        f"Unexpected type {type(value).__name__} of the argument in {setter}({value!r}): expected "
+        f"{getattr(expected, '__name__', expected)}"
     )

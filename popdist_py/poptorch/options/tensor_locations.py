@@ -22,7 +22,7 @@ class TensorLocationSettings:
 
     def _put(self: _Location, name: str, value: int, kind: type) -> _Location:
         assert isinstance(value, kind), (
-            f"Invalid type {type(value)} of {name}: expected {kind.__name__}"
+            f"TensorLocationSettings got the value {value!r} for {name}: expected {kind.__name__}"
         )
         self._content[name] = int(value)
         return self
@@ -73,7 +73,7 @@ class _TensorLocationOptions(OptionStore):
 
     def _locate(self, name: str, location: TensorLocationSettings) -> _TensorLocationOptions:
         assert isinstance(location, TensorLocationSettings), (
-            f"Invalid type {type(location)} of {name}: expected TensorLocationSettings"
+            f"{name} got the value {location!r}: expected a poptorch.TensorLocationSettings"
         )
         self.createOrSet(**{name: location.toDict()})
         return self
@@ -96,8 +96,12 @@ class _TensorLocationOptions(OptionStore):
 
     def numIOTiles(self, num_tiles: int) -> _TensorLocationOptions:
         """Reserve an even number of tiles (IPU cores), from 32 to 192, for input and output."""
-        assert isinstance(num_tiles, int), f"numIOTiles({num_tiles!r}): expected a whole number"
-        assert 32 <= num_tiles <= 192, f"numIOTiles({num_tiles}): expected 32 to 192"
-        assert num_tiles % 2 == 0, f"numIOTiles({num_tiles}): expected an even number"
+        assert isinstance(num_tiles, int), (
+            f"numIOTiles({num_tiles!r}) is not valid: expected a whole number"
+        )
+        assert 32 <= num_tiles <= 192, (
+            f"numIOTiles({num_tiles}) is not valid: expected 32 to 192 tiles"
+        )
+        assert num_tiles % 2 == 0, f"numIOTiles({num_tiles}) is not valid: expected an even number"
         self.createOrSet(numIOTiles=num_tiles)
         return self

@@ -55,8 +55,8 @@ class _TrainingOptions(_SessionGroup):
         """
         if reduction_type not in (enums.ReductionType.Sum, enums.ReductionType.Mean):
             raise ValueError(
-                f"Unsupported reduction type {reduction_type!r} for accumulation and "
-                "replication: expected ReductionType.Sum or ReductionType.Mean"
+                f"accumulationAndReplicationReductionType({reduction_type!r}) is not supported: "
+                "expected ReductionType.Sum or ReductionType.Mean"
             )
         self.set(accumulation_and_replication_reduction_type=reduction_type)
         return self
@@ -76,8 +76,8 @@ class _TrainingOptions(_SessionGroup):
         """
         if not isinstance(mean_reduction_strategy, enums.MeanReductionStrategy):
             raise ValueError(
-                f"Invalid mean reduction strategy {mean_reduction_strategy!r}: expected a "
-                "MeanReductionStrategy"
+                f"The mean reduction strategy {mean_reduction_strategy!r} is not supported: "
+                "expected a poptorch.MeanReductionStrategy"
             )
         if mean_reduction_strategy == enums.MeanReductionStrategy.PostAndLoss:
             old_spellings.say("MeanReductionStrategy", "PostAndLoss")
@@ -148,14 +148,16 @@ class _TrainingOptions(_SessionGroup):
         self.checkIsFrozen()
         if method not in get_args(Compression):
             raise ValueError(
-                f"gradientCompression({method!r}): expected 'none', 'fp16', 'bf16' or 'powersgd'"
+                f"gradientCompression({method!r}) names an unknown method: expected 'none', "
+                "'fp16', 'bf16' or 'powersgd'"
             )
         given = {"rank": rank, "start_step": start_step, "warm_start": warm_start}
         settings = {name: value for name, value in given.items() if value is not None}
         if settings and method != "powersgd":
             raise ValueError(
-                f"gradientCompression({method!r}, {next(iter(settings))}=...): only 'powersgd' "
-                f"has {', '.join(_POWER_SGD)}; leave it out"
+                f"gradientCompression({method!r}, {next(iter(settings))}=...) is not valid: only "
+                f"'powersgd' has the settings {', '.join(_POWER_SGD)}. Remove "
+                f"{next(iter(settings))}, or choose 'powersgd'"
             )
         for name, value in settings.items():
             _check_power_sgd(name, value)
@@ -198,7 +200,8 @@ class _TrainingOptions(_SessionGroup):
         self.checkIsFrozen()
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ValueError(
-                f"distributedBatchNormReplicaGroupSize({n!r}): expected a whole number, 1 or more"
+                f"distributedBatchNormReplicaGroupSize({n!r}) is not valid: expected a whole "
+                "number, 1 or more"
             )
         self.deleteIfExists("norm_group_size")
         if n > 1:
@@ -215,7 +218,9 @@ class _TrainingOptions(_SessionGroup):
 
         The option ``setConvolutionDithering`` affects only real IPUs.
         """
-        assert isinstance(enabled, bool), f"enabled is {enabled!r}: expected a bool"
+        assert isinstance(enabled, bool), (
+            f"setConvolutionDithering({enabled!r}) is not valid: expected a bool"
+        )
         self.checkIsFrozen()
         self._popart.update("convolutionOptions", {"enableConvDithering": str(enabled).lower()})
         return self
@@ -230,8 +235,8 @@ def _check_power_sgd(name: str, value: object) -> None:
     call = f"gradientCompression('powersgd', {name}={value!r})"
     if name == "warm_start":
         if not isinstance(value, bool):
-            raise ValueError(f"{call}: expected a bool")
+            raise ValueError(f"{call} is not valid: expected a bool")
         return
     least = 1 if name == "rank" else 0
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{call}: expected a whole number, {least} or more")
+        raise ValueError(f"{call} is not valid: expected a whole number, {least} or more")

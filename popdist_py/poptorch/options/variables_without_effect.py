@@ -18,18 +18,18 @@ from popdist_py.poptorch.options.option_effects import Effect, Option
 __all__ = ["idle_variables"]
 
 _ENGINE: Final = "POPLAR_ENGINE_OPTIONS"
-_NO_LOG: Final = "POPTORCH_LOG_LEVEL sets the level of the log here"
-_NO_TENSORFLOW: Final = "models are written in PyTorch here"
+_NO_LOG: Final = "use POPTORCH_LOG_LEVEL to set the log level"
+_NO_TENSORFLOW: Final = "popdist_py supports only PyTorch models"
 # For each environment variable that does nothing, the reason as text for a warning. An environment
 # variable with an empty text changes only the speed or the memory of real IPUs.
 _IDLE: Final = {
-    "IPUOF_CONFIG_PATH": "IPUOF_VIPU_API_PARTITION_ID names a partition here",
-    "POPART_CACHE_DIR": "POPTORCH_CACHE_DIR keeps executables here",
+    "IPUOF_CONFIG_PATH": "use IPUOF_VIPU_API_PARTITION_ID to name a partition",
+    "POPART_CACHE_DIR": "use POPTORCH_CACHE_DIR to cache executables",
     "POPART_LOG_LEVEL": _NO_LOG,
     "POPLAR_LOG_LEVEL": _NO_LOG,
     "POPLAR_RUNTIME_OPTIONS": "",
     "POPLIBS_LOG_LEVEL": _NO_LOG,
-    "TF_POPLAR_FLAGS": f"{_NO_TENSORFLOW}; POPTORCH_CACHE_DIR keeps executables here",
+    "TF_POPLAR_FLAGS": f"{_NO_TENSORFLOW}; use POPTORCH_CACHE_DIR to cache executables",
 }
 # The environment variables that the launcher sets in every instance, unless the user has set the
 # variables, and their values.

@@ -157,13 +157,13 @@ def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | Non
         if callable(layer_to_call):
             return _BlockCallable(layer_to_call, user_id, ipu_id)
         raise Error(
-            f"module is not an instance of torch.nn.Module or a function: got "
+            "poptorch.BeginBlock needs a torch.nn.Module or a function, got "
             f"{type(layer_to_call).__name__}"
         )
     if _block_hooks(layer_to_call):
         raise Error(
-            "module has already been assigned to a block: call poptorch.removeBlocks(module) to "
-            "assign it to another one"
+            "module has already been assigned to a block: call poptorch.removeBlocks(module) "
+            "before you assign the module to another block"
         )
     _BlockHook(user_id, ipu_id).register(layer_to_call)
     # A program can read a module's block from the attributes ``_user_id`` and ``_ipu_id``. The
@@ -225,7 +225,9 @@ class NameScope(_Context):
     """
 
     def __init__(self, name: str) -> None:
-        assert isinstance(name, str), f"the name of a scope is a string, got {type(name).__name__}"
+        assert isinstance(name, str), (
+            f"poptorch.NameScope needs a string as its name, got {type(name).__name__}"
+        )
         self.name = name
         self._blocks: Any = None
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Any, Literal, TypeAlias, get_args
 
+from popdist_py.errors import counted
 from popdist_py.poptorch.enums import AutoStage, Liveness
 from popdist_py.poptorch.tracing.block_places import BlockPlace, PlaceBlock
 
@@ -40,7 +41,7 @@ class Stage:
 
     def __init__(self, *block_ids: str) -> None:
         assert all(isinstance(block, str) for block in block_ids), (
-            f"Block ids are supposed to be strings, got {block_ids}"
+            f"The ids of blocks in a poptorch.Stage must be strings, got {block_ids}"
         )
         self._blocks = list(block_ids)
         self._ipu_id: int | None = None
@@ -66,14 +67,18 @@ class _IExecutionStrategy:
     is_pipelined = False
 
     def _placer(self) -> PlaceBlock:
-        raise NotImplementedError(f"{type(self).__name__} cannot place blocks")
+        raise NotImplementedError(
+            f"The execution strategy {type(self).__name__} does not assign blocks to IPUs"
+        )
 
     def _description(self) -> tuple[Any, ...]:
         """Return all settings of this execution strategy as a tuple, to compare strategies.
 
         Two execution strategies with the same settings return equal tuples.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not describe itself")
+        raise NotImplementedError(
+            f"The execution strategy {type(self).__name__} does not define _description()"
+        )
 
     def stage(self, block_id: str) -> Stage:
         """Return the stage that contains the block ``block_id``.
@@ -81,7 +86,7 @@ class _IExecutionStrategy:
         Raises:
             AssertionError: No stage of the execution strategy contains the block.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no stages")
+        raise NotImplementedError(f"The execution strategy {type(self).__name__} has no stages")
 
     def _parts(self) -> Sequence[Any]:
         """Return the stages or phases of the execution strategy, for the text of ``repr()``."""
@@ -98,7 +103,8 @@ def _stage_of(spec: Any) -> Stage:
     if isinstance(spec, str):
         return Stage(spec)
     assert isinstance(spec, Iterable), (
-        f"expected a poptorch.Stage, a block id or a list of block ids, got {type(spec).__name__}"
+        "A stage must be a poptorch.Stage, a block id or a list of block ids, got "
+        f"{type(spec).__name__}"
     )
     return Stage(*spec)
 
@@ -112,14 +118,17 @@ def _index_stages(stages: Iterable[tuple[Stage, Any]]) -> dict[str, tuple[Stage,
     by_block: dict[str, tuple[Stage, Any]] = {}
     for stage, position in stages:
         for block in stage.blocks:
-            assert block not in by_block, f"{block} is associated with more than one stage"
+            assert block not in by_block, (
+                f"The block {block} is associated with more than one stage: name each block in "
+                "one stage only"
+            )
             by_block[block] = (stage, position)
     return by_block
 
 
 def _find_stage(by_block: dict[str, tuple[Stage, Any]], block_id: Any) -> tuple[Stage, Any]:
     assert block_id in by_block, (
-        f"Unknown Block {block_id!r}: the strategy has the blocks {sorted(by_block)}"
+        f"Unknown Block {block_id!r}: the execution strategy has the blocks {sorted(by_block)}"
     )
     return by_block[block_id]
 
@@ -156,7 +165,7 @@ class ShardedExecution(_IExecutionStrategy):
     def __init__(self, *args: Any) -> None:
         automatic = [arg for arg in args if isinstance(arg, AutoStage)]
         assert not automatic or len(args) == 1, (
-            f"an AutoStage cannot be combined with other arguments, got {args}"
+            f"An execution strategy with an AutoStage cannot have other arguments, got {args}"
         )
         self._auto_stage = automatic[0] if automatic else AutoStage.SameAsIpu if not args else None
         stages = [] if self._auto_stage is not None else [_stage_of(arg) for arg in args]
@@ -220,7 +229,10 @@ class PipelinedExecution(ShardedExecution):
             ValueError: ``schedule`` is neither ``grouped`` nor ``interleaved``.
         """
         if schedule not in get_args(PipelineSchedule):
-            raise ValueError(f"setSchedule({schedule!r}): expected 'grouped' or 'interleaved'")
+            raise ValueError(
+                f"setSchedule({schedule!r}) names an unknown schedule: expected 'grouped' or "
+                "'interleaved'"
+            )
         self._schedule = schedule
         return self
 
@@ -234,8 +246,8 @@ def _same_as_ipu() -> PlaceBlock:
     def place(user_id: Any, ipu_id: int | None) -> BlockPlace:
         ipu = ipus.setdefault(user_id, ipu_id) if ipu_id is not None else ipus.get(user_id)
         assert ipu is not None, (
-            f"no IPU was specified for block {user_id!r}: AutoStage.SameAsIpu needs an ipu_id "
-            "for every block. Give one, or use AutoStage.AutoIncrement"
+            f"no IPU was specified for block {user_id!r}, but AutoStage.SameAsIpu needs an ipu_id "
+            "for every block. Give the block an ipu_id, or use AutoStage.AutoIncrement"
         )
         return BlockPlace(user_id, ipu, stage=ipu)
 
@@ -270,9 +282,9 @@ class Phase:
         if arg and all(isinstance(stage, Stage) for stage in arg):
             self._stages = [stage for stage in arg if isinstance(stage, Stage)]
         else:
-            assert arg, "a Phase needs at least one poptorch.Stage or block id"
+            assert arg, "A poptorch.Phase needs at least one poptorch.Stage or block id"
             assert all(isinstance(block, str) for block in arg), (
-                f"a Phase takes either Stages or block ids, not both: got {arg}"
+                f"A poptorch.Phase accepts either Stages or block ids, not both: got {arg}"
             )
             self._stages = [Stage(*(str(block) for block in arg))]
 
@@ -295,7 +307,8 @@ class Phase:
             AssertionError: The number of given IPUs differs from the number of stages in the phase.
         """
         assert len(ipus) == len(self._stages), (
-            f"the phase has {len(self._stages)} stages: expected as many IPUs, got {len(ipus)}"
+            f"The phase has {counted(len(self._stages), 'stage')}, but Phase.ipus() got "
+            f"{counted(len(ipus), 'IPU')}: give one IPU for each stage"
         )
         for stage, ipu in zip(self._stages, ipus, strict=True):
             stage.ipu(ipu)
@@ -308,7 +321,7 @@ def _phase_of(spec: Any) -> Phase:
     if isinstance(spec, (Stage, str)):
         return Phase(spec)
     assert isinstance(spec, Iterable), (
-        f"expected a poptorch.Phase, Stages or block ids, got {type(spec).__name__}"
+        f"A phase must be a poptorch.Phase, Stages or block ids, got {type(spec).__name__}"
     )
     return Phase(*spec)
 
@@ -330,9 +343,12 @@ class _PhasedExecution(_IExecutionStrategy):
     _separate_backward_phase = False
 
     def __init__(self, *phases: Any) -> None:
-        assert phases, f"{type(self).__name__} needs its phases: there is no AutoStage for it"
+        assert phases, (
+            f"{type(self).__name__} needs its phases as arguments, because it does not support "
+            "AutoStage"
+        )
         assert not any(isinstance(phase, AutoStage) for phase in phases), (
-            f"{type(self).__name__} takes phases: there is no AutoStage for it"
+            f"{type(self).__name__} does not support AutoStage: give its phases as arguments"
         )
         self._phases = [_phase_of(phase) for phase in phases]
         self._stages = _index_stages(
@@ -347,9 +363,10 @@ class _PhasedExecution(_IExecutionStrategy):
         Raises:
             AssertionError: The execution strategy does not have a phase with the number ``phase``.
         """
-        assert isinstance(phase, int), f"phases are numbered by integers, got {phase!r}"
+        assert isinstance(phase, int), f"The number of a phase must be an integer, got {phase!r}"
         assert 0 <= phase < len(self._phases), (
-            f"phase {phase} does not exist: phases are numbered from 0 to {len(self._phases) - 1}"
+            f"The phase {phase} does not exist: phases are numbered from 0 to "
+            f"{len(self._phases) - 1}"
         )
         return self._phases[phase]
 
@@ -406,7 +423,7 @@ class SerialPhasedExecution(_PhasedExecution):
             AssertionError: ``liveness`` is not a :class:`Liveness`.
         """
         assert isinstance(liveness, Liveness), (
-            f"expected a poptorch.Liveness, got {type(liveness).__name__}"
+            f"setTensorsLiveness() needs a poptorch.Liveness, got {type(liveness).__name__}"
         )
         self._liveness = liveness
         return self

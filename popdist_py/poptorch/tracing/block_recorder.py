@@ -210,9 +210,10 @@ class BlockRecorder:
         name = self.names.next(func)
         if self._active is None:
             raise Error(
-                f"No active Block: all operations must belong to a Block once Blocks are used, but "
-                f"{name} comes after the end of one. Move it into a poptorch.Block, or use "
-                "poptorch.BeginBlock, which has no end"
+                f"No active Block: the operation {name} comes after the end of a Block, but in a "
+                "model with Blocks, every operation must belong to a Block. Move the operation "
+                "into a poptorch.Block, or use poptorch.BeginBlock, whose block extends to the "
+                "next block"
             )
         for index, tensor in enumerate(results):
             one = f"{name}:{index}" if index else name

@@ -270,7 +270,8 @@ def _versions(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
 
 
 _FOREIGN_OUTPUT: Final = (
-    "Output expected to be on the IPU but is on cpu: forward returns a tensor made outside of it"
+    "Output expected to be on the IPU but is on cpu: the model's forward returns a tensor that "
+    "was made outside the forward"
 )
 
 

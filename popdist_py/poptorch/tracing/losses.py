@@ -57,7 +57,8 @@ def identity_loss(x: torch.Tensor, reduction: str | ReductionType) -> torch.Tens
     name: Any = getattr(reduction, "name", reduction)
     name = {"Sum": "sum", "Mean": "mean", "NoReduction": "none"}.get(name, name)
     assert name in ("sum", "mean", "none"), (
-        f"Unsupported reduction {reduction!r}: expected 'sum', 'mean' or 'none'"
+        f"identity_loss: the reduction {reduction!r} is not supported: expected 'sum', 'mean' or "
+        "'none'"
     )
     result = x.clone() if name == "none" else x.sum() if name == "sum" else x.mean()
     losses = current_losses()
@@ -134,14 +135,14 @@ class Losses:
         if not self._losses:
             raise Error(
                 "Couldn't find a loss in graph: the model must return the result of one of "
-                "torch's losses, or mark its own with poptorch.identity_loss()"
+                "torch's loss functions, or mark its own loss with poptorch.identity_loss()"
             )
         everything = set(range(len(self._losses)))
         final = self._losses[-1]
         if self._leads_to[final] != everything:
             names = ", ".join(str(loss.grad_fn) for loss in self._losses)
             raise Error(
-                f"Multiple independent losses found in graph ({names}): combine them and mark "
-                "the result with poptorch.identity_loss()"
+                f"Multiple independent losses found in graph ({names}): combine the losses into "
+                "one, and mark the result with poptorch.identity_loss()"
             )
         return final

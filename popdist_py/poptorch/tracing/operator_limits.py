@@ -44,11 +44,11 @@ def check_proportion(value: Any, where: str) -> None:
         AssertionError: The available memory proportion is not a number from 0 to 1.
     """
     assert isinstance(value, (int, float)), (
-        f"the available memory proportion is a number, got {value!r} for {where}"
+        f"The available memory proportion for {where} is {value!r}: expected a number"
     )
     assert 0 <= value <= 1, (
-        f"Invalid available memory proportion {value!r} for {where}: expected 0.0 to 1.0, a share "
-        "of the tile memory"
+        f"The available memory proportion for {where} is {value!r}: expected a share of the tile "
+        "memory, from 0.0 to 1.0"
     )
 
 
@@ -62,12 +62,16 @@ def proportions_of_ipus(given: Mapping[str, float]) -> dict[int, float]:
         AssertionError: A key is not the name of an IPU, or a memory proportion is not from 0 to 1.
     """
     assert isinstance(given, Mapping), (
-        f"Expected a dictionary such as {{'IPU0': 0.5}}, got {given!r}"
+        f"setAvailableMemoryProportion needs a dictionary such as {{'IPU0': 0.5}}, got {given!r}"
     )
     proportions: dict[int, float] = {}
     for key, value in given.items():
         ipu = re.fullmatch(r"IPU(\d+)", str(key))
-        assert ipu is not None, f"Invalid key {key!r}: expected IPU0, IPU1, ..."
+        assert ipu is not None, (
+            f"Invalid key {key!r} for setAvailableMemoryProportion: expected the name of an IPU, "
+            "such as "
+            "IPU0 or IPU1"
+        )
         check_proportion(value, f"{key} in setAvailableMemoryProportion")
         proportions[int(ipu[1])] = value
     return proportions
@@ -95,8 +99,8 @@ def refuse_reading(name: str) -> NoReturn:
         Error: In every call, because only the device can compute the value.
     """
     raise Error(
-        f"{_READS.get(name, name)} needs the value of a tensor while the model is compiled, "
-        "but only the device knows it. Use torch.where, poptorch.cond or "
+        f"{_READS.get(name, name)} needs the value of a tensor while the model is compiled, but "
+        "only the device knows the value. Use torch.where, poptorch.cond, "
         "poptorch.dynamic_slice, or masks of a fixed shape"
     )
 
@@ -111,8 +115,8 @@ _READS: Final = {
     "nonzero": "nonzero()",
     "argwhere": "argwhere()",
     "masked_select": "masked_select()",
-    "__getitem__": "indexing with a boolean mask, or a slice with a tensor as its bound,",
-    "__setitem__": "assigning to a slice with a tensor as its bound",
+    "__getitem__": "indexing with a boolean mask or with a slice whose bound is a tensor",
+    "__setitem__": "assigning to a slice whose bound is a tensor",
     "where": "where() with only a condition",
 }
 
@@ -127,41 +131,48 @@ def _interpolate(_: str, args: _Arguments, kwargs: _Keywords) -> None:
     mode = _argument(args, kwargs, 3, "mode", "nearest")
     if mode in ("linear", "trilinear"):
         raise Error(
-            f"interpolate with mode {mode!r}: only 'nearest' is supported for this number of "
-            "dimensions"
+            f"interpolate: the mode {mode!r} is not supported on IPUs. For this number of "
+            "dimensions, use the mode 'nearest'"
         )
 
 
 def _one_hot(_: str, args: _Arguments, kwargs: _Keywords) -> None:
     if _argument(args, kwargs, 1, "num_classes", -1) < 0:
-        raise Error("one_hot: num_classes must be given, the classes are not known in advance")
+        raise Error(
+            "one_hot: give num_classes, because the classes are not known when the model is "
+            "compiled"
+        )
 
 
 def _bincount(_: str, args: _Arguments, kwargs: _Keywords) -> None:
     if not _argument(args, kwargs, 2, "minlength", 0):
-        raise Error("bincount: minlength must be given, the values are not known in advance")
+        raise Error(
+            "bincount: give minlength, because the values are not known when the model is compiled"
+        )
 
 
 def _no_indices(name: str, args: _Arguments, kwargs: _Keywords) -> None:  # noqa: ARG001
-    raise Error(f"{name.removesuffix('_with_indices')}: return_indices=True is unsupported")
+    raise Error(
+        f"{name.removesuffix('_with_indices')}: return_indices=True is not supported on IPUs"
+    )
 
 
 def _recurrent(name: str, args: _Arguments, kwargs: _Keywords) -> None:  # noqa: ARG001
     settings = [one for one in args if isinstance(one, (bool, int, float))]
     biases, layers, dropout, train, bidirectional = settings[:5]
     if layers != 1:
-        raise Error(f"{name}: only one layer is supported, got num_layers={layers}")
+        raise Error(f"{name}: IPUs support only one layer, got num_layers={layers}")
     if bidirectional:
-        raise Error(f"{name}: bidirectional=True is unsupported")
+        raise Error(f"{name}: bidirectional=True is not supported on IPUs")
     if dropout and train:
-        raise Error(f"{name}: dropout is unsupported, got {dropout}")
+        raise Error(f"{name}: dropout is not supported on IPUs, got dropout={dropout}")
     if not biases and name != "gru":
-        raise Error(f"{name}: bias=False is unsupported")
+        raise Error(f"{name}: bias=False is not supported on IPUs")
 
 
 def _topk(_: str, args: _Arguments, kwargs: _Keywords) -> None:
     if not _argument(args, kwargs, 4, "sorted", True):
-        raise Error("topk: sorted=False is unsupported")
+        raise Error("topk: sorted=False is not supported on IPUs")
 
 
 def _ctc_loss(_: str, args: _Arguments, kwargs: _Keywords) -> None:
@@ -170,20 +181,21 @@ def _ctc_loss(_: str, args: _Arguments, kwargs: _Keywords) -> None:
         raise Error(f"ctc_loss: reduction must be 'mean' or 'sum', got {reduction!r}")
     targets = _argument(args, kwargs, 1, "targets")
     if targets.dim() != 2:
-        raise Error(f"ctc_loss: only 2-D targets are supported, got {targets.dim()}-D ones")
+        raise Error(f"ctc_loss: only 2-D targets are supported, got {targets.dim()}-D targets")
 
 
 def _backward(*_: Any) -> None:
     raise Error(
-        "backward() cannot be called explicitly inside a forward: a training model runs the "
-        "backward pass and the update itself, from the loss that its forward returns"
+        "backward() cannot be called explicitly inside the forward of a wrapped model: remove "
+        "the call. A training model itself runs the backward pass and the weight update, from "
+        "the loss that its forward returns"
     )
 
 
 def _set_item(_: str, args: _Arguments, kwargs: _Keywords) -> None:  # noqa: ARG001
     index = args[1] if isinstance(args[1], tuple) else (args[1],)
     if any(isinstance(one, slice) and one.step not in (None, 1) for one in index):
-        raise Error("assigning to a slice with a step other than 1 is unsupported")
+        raise Error("Assigning to a slice with a step other than 1 is not supported on IPUs")
 
 
 _CHECKS: Final[dict[str, Callable[[str, _Arguments, _Keywords], None]]] = {

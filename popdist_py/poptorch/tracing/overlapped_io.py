@@ -71,7 +71,7 @@ class _Mark:
 
 def _marked(function: str, values: Any, mode: OverlapMode) -> Any:
     assert isinstance(mode, OverlapMode), (
-        f"{function}: mode is a poptorch.OverlapMode, got {mode!r}"
+        f"{function}: mode must be a poptorch.OverlapMode, got {mode!r}"
     )
 
     watch = current_watch()
@@ -87,7 +87,9 @@ def _marked(function: str, values: Any, mode: OverlapMode) -> Any:
     leaves: list[torch.Tensor] = []
     tree = flatten(values, leaves)
     for constant in tree.constants():
-        raise Error(f"{function}: expected only tensors, got {type(constant).__name__}")
+        raise Error(
+            f"{function} accepts only tensors, got an object of the type {type(constant).__name__}"
+        )
     return tree.rebuild(map(mark, leaves))
 
 
@@ -191,13 +193,15 @@ def _check_input(found: OverlapMarks, mark: _Mark) -> None:
     number = _index(found.inputs, mark.value)
     if number is None:
         raise Error(
-            f"poptorch.{mark.function} applied on a node which is not a tensor input to the model"
+            f"poptorch.{mark.function} applied on a node which is not a tensor input to the "
+            "model: apply it to a tensor argument of the model's forward"
         )
     others = sum(other.value is mark.value for other in found.marks) - 1
     if others or id(mark.value) in found.used or _index(found.outputs, mark.value) is not None:
         raise Error(
-            f"poptorch.{mark.function} must be the only op applied to an input: input {number} is "
-            "used by another one. Use the result of the function instead"
+            f"poptorch.{mark.function} must be the only op applied to an input, but another op "
+            f"also uses input {number}. Pass the result of poptorch.{mark.function} to the other "
+            "op"
         )
 
 
@@ -205,12 +209,13 @@ def _check_output(found: OverlapMarks, mark: _Mark) -> None:
     returned = sum(output is mark.result for output in found.outputs)
     if not returned:
         raise Error(
-            f"poptorch.{mark.function} applied on a node which is not a tensor output of the model"
+            f"poptorch.{mark.function} applied on a node which is not a tensor output of the "
+            f"model: return the result of poptorch.{mark.function} from the model's forward"
         )
     if returned > 1 or _index(found.outputs, mark.value) is not None:
         raise Error(
-            f"poptorch.{mark.function}: the tensor is returned twice. Return only the result of "
-            "the function"
+            f"poptorch.{mark.function}: the model's forward returns the tensor twice. Return only "
+            f"the result of poptorch.{mark.function}"
         )
 
 
@@ -226,11 +231,11 @@ def _check_conditions(mark: _Mark, conditions: OverlapConditions) -> None:
         )
     if not conditions.has_io_tiles:
         raise Error(
-            f"No IO tiles allocated: poptorch.{mark.function} needs at least {_MIN_IO_TILES}, set "
-            "by poptorch.Options.TensorLocations.numIOTiles()"
+            f"No IO tiles allocated: poptorch.{mark.function} needs at least {_MIN_IO_TILES} IO "
+            "tiles. Allocate IO tiles with poptorch.Options.TensorLocations.numIOTiles()"
         )
     if conditions.output_mode not in (OutputMode.All, OutputMode.Sum):
         raise Error(
-            f"poptorch.{mark.function} needs the output mode All or Sum: set it with "
+            f"poptorch.{mark.function} needs the output mode All or Sum: set the output mode with "
             "poptorch.Options.outputMode()"
         )

@@ -335,7 +335,9 @@ def _kind(func: Any) -> tuple[str, tuple[int | str, ...]] | None:
             functions that a higher-order operator calls.
     """
     if isinstance(func, HigherOrderOperator):
-        raise TypeError(f"{func.name()} calls functions that cannot be observed")
+        raise TypeError(
+            f"The operations inside the higher-order operator {func.name()} cannot be recorded"
+        )
     if func.namespace == "prim":
         return None
     written: list[int | str] = []

@@ -267,8 +267,8 @@ class DeviceOptimizer:
         """
         if self._is_half_done:
             raise Error(
-                "Another instance was lost while the weights were updated: some are those of this "
-                "step, some of the one before. Go on from the last checkpoint"
+                "Another instance was lost during the weight update, so that only some of the "
+                "weights were updated. Continue the training from the last checkpoint"
             )
 
     def _update(self, loss_scale: float) -> None:
@@ -327,15 +327,16 @@ class DeviceOptimizer:
         }
         if tensors and not shapes.keys() & tensors.keys():
             raise Error(
-                f"The loaded optimizer state is of another model: it has {_some(tensors)}, but "
-                f"this model's optimizer has {_some(shapes)}. Load the state that was saved with "
-                "this model"
+                "The loaded optimizer state belongs to another model: it contains "
+                f"{_some(tensors)}, but the optimizer of this model has {_some(shapes)}. Load the "
+                "optimizer state that was saved with this model"
             )
         for name, shape in shapes.items():
             if name in tensors and tensors[name].numel() != prod(shape):
                 raise Error(
-                    f"{name} of the loaded optimizer state has shape {list(tensors[name].shape)}: "
-                    f"expected {list(shape)}. Load the state that was saved with this model"
+                    f"The tensor {name} of the loaded optimizer state has the shape "
+                    f"{list(tensors[name].shape)}: expected the shape {list(shape)}. Load the "
+                    "optimizer state that was saved with this model"
                 )
 
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -107,8 +107,9 @@ class Buckets:
             return
         if self._arrivals[index] > self._expected[index] > 0:
             raise RuntimeError(
-                "a parameter got more gradients than in the step before, after its sum was on the "
-                "way: set POPDIST_GRADIENT_OVERLAP=0 for models whose control flow changes"
+                "A parameter got more gradients than in the previous training step, after the "
+                "reduction of its gradients had started. For a model whose control flow changes, "
+                "set POPDIST_GRADIENT_OVERLAP=0"
             )
         while self._num_started < len(self._buckets) and self._is_complete(self._num_started):
             self._start_next()

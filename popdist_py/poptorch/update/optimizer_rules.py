@@ -59,20 +59,25 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     if type(optimizer) not in _KNOWN:
         parent = next(kind for kind in type(optimizer).__mro__ if kind in _KNOWN)
         logger.warning(
-            "%s is a subclass of %s: its parent's arithmetic runs on the device, its own Python "
-            "code does not",
+            "The optimizer %s is a subclass of %s: the device runs the arithmetic of the parent "
+            "class, and not the Python code of the subclass",
             type(optimizer).__name__,
             parent.__name__,
         )
     if any(group.get("amsgrad") for group in optimizer.param_groups):
-        raise ValueError("Only non-amsgrad Adam/AdamW optimizers are supported: amsgrad is True")
+        raise ValueError(
+            "Only non-amsgrad Adam/AdamW optimizers are supported: make the optimizer with "
+            "amsgrad=False"
+        )
     centered = {bool(group.get("centered", False)) for group in optimizer.param_groups}
-    assert len(centered) == 1, "All parameter groups must have the same value for centered"
+    assert len(centered) == 1, (
+        "All parameter groups of the optimizer must have the same value for centered"
+    )
     for group in optimizer.param_groups:
         if "betas" in group:
             betas = group["betas"]
             is_pair = isinstance(betas, tuple | list) and len(betas) == 2
-            assert is_pair, f"betas is {betas!r}: expected a pair of numbers"
+            assert is_pair, f"The optimizer has betas={betas!r}: expected a pair of numbers"
 
 
 def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -86,18 +91,20 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
         name = type(part).__name__
         if isinstance(part, lr_scheduler.ReduceLROnPlateau):
             raise Error(
-                f"scheduler has a {name}, which needs a metric at each step: call its step(metric) "
-                "between calls of the model, and then setOptimizer(optimizer)"
+                f"The argument scheduler contains a {name}, which needs a metric at each step: "
+                "instead, call the scheduler's step(metric) between calls of the model, and then "
+                "setOptimizer(optimizer) of the model"
             )
         if not isinstance(part, lr_scheduler.LRScheduler):
             raise Error(
-                f"scheduler is of type {name}: expected one of torch.optim.lr_scheduler, such as "
-                "LambdaLR(optimizer, function of the number of updates)"
+                f"The argument scheduler has the type {name}: expected a scheduler of "
+                "torch.optim.lr_scheduler, such as LambdaLR(optimizer, function of the number of "
+                "updates)"
             )
     if scheduler.optimizer is not optimizer:
         raise Error(
-            f"scheduler is a {type(scheduler).__name__} of another optimizer than the model's: "
-            "make the scheduler with the optimizer that you give to the model"
+            f"The argument scheduler is a {type(scheduler).__name__} of another optimizer than the "
+            "model's optimizer: make the scheduler with the optimizer that you give to the model"
         )
 
 
@@ -187,9 +194,9 @@ class OptimizerRules:
             for name, value in self._constants.items():
                 if name in values and values[name] != value and not _is_marked(optimizer, name):
                     raise Error(
-                        f"{name} of {type(optimizer).__name__} was constant when the model was "
-                        f"compiled, {value}, and is now {values[name]}: "
-                        f"{_how_to_vary(optimizer, name)}"
+                        f"The setting {name} of {type(optimizer).__name__} was the constant "
+                        f"{value} when the model was compiled, and is now {values[name]}. To make "
+                        f"the setting variable, {_how_to_vary(optimizer, name)}"
                     )
         else:
             self.settle(optimizer)
@@ -248,8 +255,8 @@ class OptimizerRules:
         found = [name for name in _SWITCHES_OF_TORCH if any(group.get(name) for group in groups)]
         if found:
             self._say(
-                f"{', '.join(found)} of {type(optimizer).__name__} without effect: the device has "
-                "its own update"
+                f"{type(optimizer).__name__} got arguments without effect ({', '.join(found)}): "
+                "the device has its own implementation of the weight update"
             )
 
     def _say(self, text: str) -> None:
@@ -298,16 +305,17 @@ def _how_to_vary(optimizer: torch.optim.Optimizer, setting: str) -> str:
     """Return advice on how a program can allow changes of an optimiser setting."""
     name = setting.split(" of ")[0]
     cycled = any("max_momentum" in group for group in optimizer.param_groups)
-    scheduler = ", or give the scheduler cycle_momentum=False" if cycled else ""
+    scheduler = ", or make the scheduler with cycle_momentum=False" if cycled else ""
     if hasattr(optimizer, "variable_attrs"):
         return (
-            f"give {name} to the optimizer when it is made, or mark it with "
-            f"optimizer.variable_attrs.markAsVariable({name!r}) before compiling{scheduler}"
+            f"pass {name} to the constructor of the optimizer, or call "
+            f"optimizer.variable_attrs.markAsVariable({name!r}) before the model is "
+            f"compiled{scheduler}"
         )
     kind = kind_of(optimizer).type.__name__
     return (
-        f"use poptorch.optim.{kind} and give {name} to it, which makes it variable, or give "
-        f"torch.optim.{kind} another value than the default{scheduler}"
+        f"use poptorch.optim.{kind} and pass {name} to its constructor, or pass a {name} to "
+        f"torch.optim.{kind} that is not the default value{scheduler}"
     )
 
 

@@ -107,8 +107,8 @@ class DeviceState:
         for name, host in top.named_buffers(remove_duplicate=True):
             if not _is_plain(host):
                 raise Error(
-                    f"Buffer {name} is a {type(host).__name__}: a buffer must be a plain "
-                    "torch.Tensor"
+                    f"The buffer {name} of the model is a {type(host).__name__}: a buffer must be "
+                    "a plain torch.Tensor"
                 )
             self.buffers[name] = self._copied(host, self._precision(host.dtype))
             self._device_of[id(host)] = self.buffers[name]
@@ -409,9 +409,12 @@ def _check_place(
 ) -> None:
     kind = "Parameter" if group == "_parameters" else "Buffer"
     if key not in place:
-        raise Error(f"{kind} {key} of {module} no longer exists after the forward")
+        raise Error(
+            f"{kind} {key} of {module} no longer exists after the model's forward: do not delete the "
+            f"{kind.lower()} in the forward"
+        )
     if all(place[key] is not tensor for tensor in expected):
         raise Error(
-            f"{kind} {key} of {module} was reassigned within the model: change it in place "
-            "(copy_(), add_(), ...) so that it keeps its value between calls"
+            f"{kind} {key} of {module} was reassigned within the model: change the {kind.lower()} "
+            "in place (with copy_(), add_(), ...), so that it keeps its value between calls"
         )

@@ -82,12 +82,16 @@ class Grouping:
                 replica groups.
         """
         if host.dim() == 0:
-            raise Error(f"{name}: Scalars cannot be passed as per-replica weight values")
+            raise Error(
+                f"The parameter {name} is a scalar. Scalars cannot be passed as per-replica "
+                "weight values"
+            )
         if host.shape[0] != self.num_groups(replicas):
             raise Error(
-                f"{name} has {counted(host.shape[0], 'row')}, but "
+                f"The parameter {name} has {counted(host.shape[0], 'row')}, but "
                 f"{counted(replicas, 'replica')} in {counted(self.num_groups(replicas), 'group')} "
-                "need one row for each group: its first dimension must be that number"
+                "need one row for each group: give the first dimension of the parameter the size "
+                f"{self.num_groups(replicas)}"
             )
 
     def write_host(self, rows: Sequence[torch.Tensor], replicas: int) -> None:
@@ -148,7 +152,10 @@ class GroupableParameter(nn.Parameter):
             Error: The parameter is 0-dimensional.
         """
         if self.dim() == 0:
-            raise Error("Scalars cannot be passed as per-replica weight values")
+            raise Error(
+                "replicaGrouping: Scalars cannot be passed as per-replica weight values. Use a "
+                "parameter with at least one dimension"
+            )
         _groupings[self] = Grouping(
             self, CommGroupType(comm_group_type), shards, variable_retrieval_mode
         )

@@ -122,6 +122,6 @@ def test_weights_of_two_steps_are_not_given_out(poprun, warm, hosts):
         env={"TEST_NUM_HOSTS": hosts},
     )
     lines = re.findall(r"\[1,0\]<stdout>:(.*)", done.stdout)
-    refused = "refused: Another instance was lost while the weights were updated"
+    refused = "refused: Another instance was lost during the weight update"
     assert len(lines) == 3, done.stdout + done.stderr
     assert all(line.startswith(refused) for line in lines), lines

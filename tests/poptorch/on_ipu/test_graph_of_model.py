@@ -199,7 +199,7 @@ class Reading(nn.Module):
 
 def test_a_forward_that_reads_values_has_to_be_compiled():
     args = (torch.rand(8, 4),)
-    with pytest.raises(poptorch.Error, match=r"without values .* call compile\(\) first"):
+    with pytest.raises(poptorch.Error, match=r"but no values .* call compile\(\)"):
         made(Reading(), args, training=False)
     assert compiled(Reading(), args, training=False).graph.operations[0].kind == "product"
 
@@ -208,7 +208,7 @@ def test_wrong_arguments_have_one_error(caplog, monkeypatch):
     wrong = torch.rand(4, 5)
     log = logging.getLogger("torch._subclasses.fake_tensor")
     monkeypatch.setattr(log, "handlers", [caplog.handler])
-    with pytest.raises(poptorch.Error, match=r"shapes and without values .*must have same"):
+    with pytest.raises(poptorch.Error, match=r"have shapes but no values .*must have same"):
         made(nn.Linear(3, 2), (wrong,), training=False)
     # torch logs a traceback of its own for this error.
     assert caplog.records == []

@@ -72,7 +72,7 @@ def test_a_full_disk(monkeypatch, capsys):
         monkeypatch.setattr(sys, "stdout", output)
         assert exit_code(lambda: click.echo("a report")) == 2
     assert capsys.readouterr().err == (
-        "Error: standard output cannot be written: No space left on device\n"
+        "Error: cannot write standard output: No space left on device\n"
     )
 
 

@@ -72,7 +72,7 @@ def test_a_model_that_does_not_fit_is_an_error(monkeypatch, log):
     )
     assert len(saving) > 3
     # Below each change, a line has the option that the program sets for it.
-    assert "      batch_size of poptorch.DataLoader" in lines[helping + 1 : together : 2]
+    assert "      change batch_size of poptorch.DataLoader" in lines[helping + 1 : together : 2]
     # The last line of the error says how to run the model anyway.
     assert "POPDIST_IPU_MEMORY=warn" in lines[-1]
     assert 'Options.Emulator.memory("warn")' in lines[-1]
@@ -95,7 +95,7 @@ def test_close_to_the_limit_is_a_warning_and_no_error(monkeypatch, log, mode):
     assert line.startswith(f"Close to the limit on IPU 0: {full:,} bytes used on the fullest tile")
     assert "(103.0% +- 5%)." in line
     assert "may or may not fit" in line
-    assert "refuses such a model" not in line
+    assert "turns this warning into an error" not in line
     if mode == "enforce":
         with pytest.raises(poptorch.Error, match="Out of memory on IPU 0"):
             compiled(monkeypatch, SMALL, sized(1.06))
@@ -114,10 +114,10 @@ def test_without_a_named_device_one_warning_is_logged(monkeypatch, log):
     (record,) = log.records
     line = record.getMessage()
     assert line.startswith("Out of memory on IPU ")
-    assert " of an Mk2, " in line
-    assert " MB less with " in line
+    assert " are for Mk2 IPUs. " in line
+    assert "This change saves " in line
     assert "model.memoryReport()" in line
-    assert "POPDIST_IPU_MEMORY=enforce, or --ipu-model mk2, refuses such a model" in line
+    assert "POPDIST_IPU_MEMORY=enforce or --ipu-model mk2 turns this warning into an error" in line
     assert len(line.splitlines()) == 1
 
 
@@ -144,7 +144,7 @@ def test_the_warning_names_the_setting_that_enforces(monkeypatch, log, variables
             change(options)
 
     compiled(monkeypatch, LARGE, changed)
-    assert f"all the same: {expected} refuses such a model" in log.text
+    assert f"anyway. {expected} turns this warning into an error" in log.text
 
 
 def test_weights_that_are_too_large_need_no_graph(monkeypatch, log):
@@ -152,7 +152,7 @@ def test_weights_that_are_too_large_need_no_graph(monkeypatch, log):
     compiled(monkeypatch, None, lambda o: o.Emulator.device(tiny).memory("warn"))
     (record,) = log.records
     line = record.getMessage()
-    lacking = "weights and buffers alone need 368 bytes but 1 IPU only has 16."
+    lacking = "the model's weights and buffers alone need 368 bytes but 1 IPU only has 16 bytes."
     assert line.startswith(f"Out of memory: {lacking} ")
     assert "memoryReport" not in line  # ``memoryReport`` would fail for this model
     with pytest.raises(poptorch.Error, match=lacking) as raised:
@@ -178,7 +178,8 @@ def test_the_warning_has_an_advice_that_is_enough(monkeypatch, log):
         memory_check, "explain", lambda run: replace(explain(run), advice=(much, enough))
     )
     compiled(monkeypatch, LARGE, pipelined)
-    said = "100.0 MB less with enough, which fits (options.Precision.setPartialsType(torch.half))"
+    how = "options.Precision.setPartialsType(torch.half)"
+    said = f"saves 100.0 MB, so that the model fits: enough ({how})"
     assert said in log.text
     assert "much" not in log.text
 
@@ -224,8 +225,8 @@ def test_a_failed_estimate_is_logged_if_the_check_enforces(monkeypatch, log, for
     assert log.records == []
     assert compiled(monkeypatch, forward, lambda o: o.Emulator.device("mk1")).isCompiled()
     (record,) = log.records
-    assert record.getMessage().startswith("Whether an Mk1 has room for this model cannot be told")
-    assert "all the same" in record.getMessage()
+    assert record.getMessage().startswith("The memory that this model needs on Mk1 IPUs cannot")
+    assert "runs the model anyway" in record.getMessage()
 
 
 def test_missing_memory_is_reported_without_advice_too(monkeypatch, log):

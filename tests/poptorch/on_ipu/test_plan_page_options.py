@@ -34,7 +34,7 @@ def test_a_page_is_written_beside_the_text(tmp_path):
     code, out, _ = ask(*MLP, "--batch", "8", "--page", page)
     assert code == 0
     assert out.startswith(ask(*MLP, "--batch", "8")[1])
-    assert out.endswith(f"\nThe page is {page}\n")
+    assert out.endswith(f"\nThe page was written to {page}\n")
     text = page.read_text()
     assert f"<h1>{FILE}:mlp</h1>" in text
     rows = re.findall(r"<tr><td>(--\w+)</td><td[^>]*>([^<]*)</td></tr>", text)
@@ -120,10 +120,10 @@ def test_wrong_pages_are_rejected_before_the_model_is_made(tmp_path):
     missing = ("no_such_package.models:model", "--input", "16")
     page = tmp_path / "page.html"
     for words, message in (
-        (("--page", tmp_path / "no" / "page.html"), f"there is no folder {tmp_path / 'no'}"),
-        (("--page", tmp_path), "is a folder: name a file in it"),
-        (("--page", report), "the file exists and is not a page"),
-        (("--beside", report), "give --page FILE too"),
+        (("--page", tmp_path / "no" / "page.html"), f"the folder {tmp_path / 'no'} does not exist"),
+        (("--page", tmp_path), "is a folder: give the name of a file"),
+        (("--page", report), "would overwrite a file that is not a page"),
+        (("--beside", report), "add --page FILE.html"),
         (("--page", page, "--beside", report), "it is not a report that --json has written"),
         (("--page", page, "--beside", tmp_path / "none.json"), "No such file or directory"),
     ):

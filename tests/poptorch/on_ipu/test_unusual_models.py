@@ -87,7 +87,7 @@ def test_large_inputs_need_no_memory():
 def test_a_module_takes_no_arguments():
     code, _, errors = ask(f"{FILE}:an_instance", "--input", "4", "--set", "width=3")
     assert code == 2
-    assert "leave --set out" in errors
+    assert "remove --set" in errors
 
 
 def test_inference_does_not_train():
@@ -97,36 +97,39 @@ def test_inference_does_not_train():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("lacking_key", "KeyError: 'gone'\nIts inputs, micro-batch first: 1x4:float32"),
+        (
+            "lacking_key",
+            "KeyError: 'gone'\nThe shapes of the model's inputs, micro-batch first: 1x4:float32",
+        ),
         ("asserting", "in _asserting\n    assert x.shape[1] == 5\n"),
         ("leaving", "SystemExit: 0"),
-        ("fourier", "fft_r2c computes complex64: PopTorch has no complex numbers"),
-        ("complex_view", "mul computes complex64: PopTorch has no complex numbers"),
+        ("fourier", "fft_r2c computes a complex64 tensor, but PopTorch does not support"),
+        ("complex_view", "mul computes a complex64 tensor, but PopTorch does not support"),
         ("branching", "a Python condition on a tensor needs the value of a tensor"),
         ("masking", "indexing with a boolean mask"),
         ("unique", "whose size depends on values (unique2)"),
         ("listing", "Tensor.item() needs the value of a tensor"),
-        ("as_array", "reads values of a tensor"),
-        ("sparse", "PopTorch supports dense tensors only"),
+        ("as_array", "reads the values of a tensor"),
+        ("sparse", "PopTorch supports only dense tensors"),
         ("overflowing", "a tensor of more than 2**63 bytes"),
-        ("truth", "the first output has the type bool: a loss needs float32 or float16"),
-        ("no_tensor", "the forward returned str: a loss needs a tensor"),
-        ("own_class", "the forward returned Output: a loss needs a tensor"),
-        ("number_output", "choose --loss mse, or own"),
+        ("truth", "first output has the type bool, but a loss needs float32 or float16"),
+        ("no_tensor", "returned an object of the type str, but a loss needs a tensor"),
+        ("own_class", "returned an object of the type Output, but a loss needs a tensor"),
+        ("number_output", "choose --loss mse, or choose --loss own"),
         ("odd_width", "in <lambda>"),
         ("norm", "give --batch 2 or more, or --inference"),
-        ("KeywordOnly", "the forward takes (*, x), which does not match its inputs"),
+        ("KeywordOnly", "has the signature (*, x), which does not match the inputs"),
         ("a_class", "return an instance, as in Linear(...)"),
-        ("a_list", "returned list: expected a torch.nn.Module"),
-        ("three", "returned tuple: expected a torch.nn.Module"),
-        ("nothing", "returned NoneType"),
-        ("scripted", "return the module before torch.jit.script"),
-        ("traced", "return the module before torch.jit.script"),
+        ("a_list", "of the type list: expected a torch.nn.Module"),
+        ("three", "of the type tuple: expected a torch.nn.Module"),
+        ("nothing", "returned an object of the type NoneType"),
+        ("scripted", "return the original module, without torch.jit.script"),
+        ("traced", "return the original module, without torch.jit.script"),
         ("quantized", "0 is a quantized ReLU6"),
-        ("with_options", "returned a module and Options: expected the module's inputs"),
-        ("wrapped", "return the module that is given to poptorch"),
-        ("too_large", 'make the weights without values, as in: with torch.device("meta")'),
-        ("layer", "has no layer; there is layers"),
+        ("with_options", "an object of the type Options: expected the module's inputs"),
+        ("wrapped", "return the module that the program gives to poptorch"),
+        ("too_large", 'make the weights on the device "meta", as in: with torch.device("meta")'),
+        ("layer", "has no function layer; did you mean layers"),
         ("Computing", "give --set compute=VALUE"),
     ],
 )
@@ -154,7 +157,7 @@ def test_an_interruption_has_its_own_exit_code():
         ("layers", "2,1", "gives 1 after 2, but 1 runs before it: expected the order"),
         ("layers", "2,1", "run, 1,2"),
         ("layers", "2,2", "gives 2 twice"),
-        ("layers", "2,", "with one comma between them"),
+        ("layers", "2,", "expected values that are separated by single commas"),
         ("nested", "1,1.0", "1 and 1.0 of --split begin with the same operation"),
         ("Twice", "never", "the forward runs no module never"),
         ("Twice", "first", "with which the model begins"),

@@ -52,7 +52,7 @@ def test_settings_are_warned_of_once_by_instance_0(caplog, monkeypatch):
         poptorch.inferenceModel(model, options).compile(torch.ones(1, 2, 8, 8))
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("WARNING",
-         "These options change the speed or memory of hardware only: "
+         "These options change only the speed or memory of real IPUs, not of emulated IPUs: "
          "MultiConv.availableMemoryProportions, MultiConv.cycleBackOff")
     ]  # fmt: skip
 
@@ -63,7 +63,7 @@ def test_settings_of_a_cached_executable_are_warned_of(caplog, monkeypatch, tmp_
         monkeypatch.setattr(options_without_effect, "_said", set())
         options = quiet_options().enableExecutableCaching(str(tmp_path))
         poptorch.inferenceModel(model, options).compile(torch.ones(1, 2, 8, 8))
-    text = "These options change the speed or memory of hardware only: "
+    text = "These options change only the speed or memory of real IPUs, not of emulated IPUs: "
     warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     assert warned == [text + "MultiConv.perConvReservedTiles"] * 2
 
@@ -74,7 +74,7 @@ def test_multi_conv_counts_its_convolutions(conv):
             for _ in range(count):
                 conv(torch.ones(1, 2, 8, 8))
 
-    with pytest.raises(Error, match="2 convolutions but 3 values of availableMem"):
+    with pytest.raises(Error, match="2 convolutions, but its setting availableMem"):
         run(ops.MultiConv().availableMemoryProportions([0.1, 0.2, 0.3]), 2)
     with pytest.raises(Error, match="Unexpected end_multi_conv"):
         run(ops.MultiConv(), 0)

@@ -384,7 +384,7 @@ class TestDistributedOptions:
             (
                 "replicationFactor",
                 lambda o: setattr(o, "replication_factor", 1),
-                "1 was given, 2 is the launcher.s.*poprun-py --num-replicas R",
+                "the program gives 1, but the launcher has set 2.*poprun-py --num-replicas R",
             ),
             (
                 "replicationFactor",
@@ -446,7 +446,7 @@ class TestDistributedOptions:
             options = poptorch.DistributedOptions().showCompilationProgressBar(False)
             inference = poptorch.inferenceModel(model, options.deviceIterations(2))
             if given == "1":
-                with pytest.raises(poptorch.Error, match="start with --ipus-per-replica 2"):
+                with pytest.raises(poptorch.Error, match="poprun-py --ipus-per-replica 2"):
                     inference(torch.ones(4, 2))
             else:
                 assert inference(torch.ones(4, 2)).shape == (4, 2)

@@ -76,12 +76,21 @@ _DEPRECATED = {
 }
 # What is said aloud, and how.
 _SAID = {
-    "Options.logDir": (lambda o: o.logDir("logs"), "logDir (no logs are written to files)"),
-    "Options.maxRepeatLogs": (lambda o: o.maxRepeatLogs(2), "maxRepeatLogs (repeated lines"),
-    "Options.useIpuModel": (lambda o: o.useIpuModel(False), "useIpuModel(False) (there is no"),
+    "Options.logDir": (
+        lambda o: o.logDir("logs"),
+        "logDir (the emulation does not write log files)",
+    ),
+    "Options.maxRepeatLogs": (
+        lambda o: o.maxRepeatLogs(2),
+        "maxRepeatLogs (the log shows all repeated lines",
+    ),
+    "Options.useIpuModel": (
+        lambda o: o.useIpuModel(False),
+        "useIpuModel(False) (the emulation cannot",
+    ),
     "a session option that promises a file": (
         lambda o: o._Popart.set("exportPoplarVertexGraph", "graph"),
-        "_Popart exportPoplarVertexGraph (no such files are written)",
+        "_Popart exportPoplarVertexGraph (the emulation does not write this file)",
     ),
     "an unknown engine option": (
         lambda o: o._Popart.setEngineOptions({"opt.enableMultiAccesCopies": "false"}),
@@ -94,7 +103,7 @@ _SAID = {
     ),
     "a session option that a setter has": (
         lambda o: o._Popart.set("accumulationFactor", 4),
-        "_Popart accumulationFactor (the setters of Options decide)",
+        "_Popart accumulationFactor (use a setter of poptorch.Options instead)",
     ),
 }
 # Options of phases without effect: the model of the device moves their tensors in one way only.
@@ -106,7 +115,7 @@ _SAID |= {
             lambda o: o.setExecutionStrategy(
                 poptorch.SerialPhasedExecution("a").useSeparateBackwardPhase()
             ),
-            "useSeparateBackwardPhase (the last forward",
+            "useSeparateBackwardPhase (the emulation always runs",
         ),
         (
             "liveness of phases",
@@ -115,21 +124,21 @@ _SAID |= {
                     poptorch.Liveness.OffChipAfterFwd
                 )
             ),
-            "setTensorsLiveness (each phase fetches",
+            "setTensorsLiveness (in the emulation, each phase loads",
         ),
         (
             "parallel phases whose tensors leave",
             lambda o: o.setExecutionStrategy(
                 poptorch.ParallelPhasedExecution("a").sendTensorsOffChipAfterFwd()
             ),
-            "sendTensorsOffChipAfterFwd (each phase fetches",
+            "sendTensorsOffChipAfterFwd (in the emulation, each phase loads",
         ),
         (
             "I/O tiles for tensors",
             lambda o: o.TensorLocations.setWeightLocation(
                 poptorch.TensorLocationSettings().useIOTilesToLoad()
             ),
-            "TensorLocationSettings.useIOTilesToLoad (I/O tiles load",
+            "TensorLocationSettings.useIOTilesToLoad (emulated I/O tiles",
         ),
     )
 }
@@ -267,7 +276,7 @@ def test_what_only_hardware_has_is_said_once(what, log):
     for _ in range(2):
         compiled(options.clone())
     assert texts(log, logging.WARNING) == [
-        f"These options change the speed or memory of hardware only: {text}"
+        f"These options change only the speed or memory of real IPUs, not of emulated IPUs: {text}"
     ]
 
 
@@ -306,7 +315,8 @@ def test_memory_proportions_of_ipus_that_a_model_does_not_use(log):
     compiled(quiet_options().setAvailableMemoryProportion({"IPU0": 0.5, "IPU1": 0.4, "IPU3": 0.1}))
     (line,) = texts(log, logging.WARNING)
     assert line == (
-        "setAvailableMemoryProportion names IPU1, IPU3, but the model uses 1 IPU, counted from IPU0"
+        "setAvailableMemoryProportion() names IPU1, IPU3, but the model uses only 1 IPU, "
+        "numbered from IPU0"
     )
 
 
@@ -328,17 +338,17 @@ def test_training_models_say_it_too(log):
     ("name", "value", "text"),
     [
         ("POPLAR_ENGINE_OPTIONS", '{"opt.enableMultiAccessCopies": "false", "prng.seed": "1"}',
-         "hardware only: opt.enableMultiAccessCopies of POPLAR_ENGINE_OPTIONS, prng.seed of "
+         "not of emulated IPUs: opt.enableMultiAccessCopies of POPLAR_ENGINE_OPTIONS, prng.seed of "
          "POPLAR_ENGINE_OPTIONS"),
         ("POPLAR_ENGINE_OPTIONS", '{"target.hostSyncTimeOut": "3000"}',
          "IPUs: target.hostSyncTimeOut of POPLAR_ENGINE_OPTIONS (an unknown key: did you mean "
          "target.hostSyncTimeout?)"),
-        ("POPLAR_RUNTIME_OPTIONS", "{}", "hardware only: POPLAR_RUNTIME_OPTIONS"),
-        ("POPLAR_LOG_LEVEL", "DEBUG", "IPUs: POPLAR_LOG_LEVEL (POPTORCH_LOG_LEVEL sets the level"),
-        ("TF_POPLAR_FLAGS", "--executable_cache_path=here", "IPUs: TF_POPLAR_FLAGS (models are"),
-        ("TF_CPP_VMODULE", "poplar_compiler=1", "IPUs: TF_CPP_VMODULE (models are written in"),
-        ("IPUOF_LOG_LEVEL", "DEBUG", "IPUs: IPUOF_LOG_LEVEL (POPTORCH_LOG_LEVEL sets the level"),
-        ("IPUOF_CONFIG_PATH", "file", "IPUs: IPUOF_CONFIG_PATH (IPUOF_VIPU_API_PARTITION_ID"),
+        ("POPLAR_RUNTIME_OPTIONS", "{}", "not of emulated IPUs: POPLAR_RUNTIME_OPTIONS"),
+        ("POPLAR_LOG_LEVEL", "DEBUG", "IPUs: POPLAR_LOG_LEVEL (use POPTORCH_LOG_LEVEL to set"),
+        ("TF_POPLAR_FLAGS", "--executable_cache_path=here", "IPUs: TF_POPLAR_FLAGS (popdist_py"),
+        ("TF_CPP_VMODULE", "poplar_compiler=1", "IPUs: TF_CPP_VMODULE (popdist_py supports"),
+        ("IPUOF_LOG_LEVEL", "DEBUG", "IPUs: IPUOF_LOG_LEVEL (use POPTORCH_LOG_LEVEL to set"),
+        ("IPUOF_CONFIG_PATH", "file", "IPUs: IPUOF_CONFIG_PATH (use IPUOF_VIPU_API_PARTITION_ID"),
         ("IPUOF_VIPU_API_TIMEOUTS", "1", "IPUs: IPUOF_VIPU_API_TIMEOUTS (an unknown variable: did "
          "you mean IPUOF_VIPU_API_TIMEOUT?)"),
     ],

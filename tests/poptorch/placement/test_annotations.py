@@ -72,7 +72,7 @@ def test_begin_block_wraps_other_callables():
     assert (wrapped._user_id, wrapped._ipu_id) == ("neg", 2)
     assert wrapped(torch.ones(1)).item() == -1
     assert blocks_of(Forward(wrapped)) == [("neg", 2)]
-    with pytest.raises(Error, match=r"not an instance of torch.nn.Module"):
+    with pytest.raises(Error, match=r"needs a torch.nn.Module or a function"):
         BeginBlock(3)
 
 

@@ -326,7 +326,9 @@ def test_a_state_of_another_model_is_refused():
     mine = Mlp()
     second = optim.Adam(mine.parameters(), lr=0.1)
     second.load_state_dict({**state, "ipu_state": renamed})
-    with pytest.raises(poptorch.Error, match=r"of another model: it has Accl1___blocks.*Accl1___l"):
+    with pytest.raises(
+        poptorch.Error, match=r"to another model: it contains Accl1___blocks.*Accl1___l"
+    ):
         wrapped(mine, second)(*classified(8))
     wider = Mlp(classes=5)
     third = optim.Adam(wider.parameters(), lr=0.1)

@@ -45,13 +45,13 @@ GIVEN: dict[str, tuple[Any, dict[str, Any]]] = {
     "adapt": (False, {}),
 }
 SAID = {
-    "foreach": (True, {}, "foreach of SGD without effect"),
-    "fused": (True, {}, "fused of AdamW without effect"),
-    "capturable": (True, {}, "capturable of AdamW without effect"),
-    "differentiable": (True, {}, "differentiable of SGD without effect"),
-    "velocity_scaling": (3.0, {}, "velocity_scaling is ignored: it only applies with"),
+    "foreach": (True, {}, "SGD got arguments without effect (foreach)"),
+    "fused": (True, {}, "AdamW got arguments without effect (fused)"),
+    "capturable": (True, {}, "AdamW got arguments without effect (capturable)"),
+    "differentiable": (True, {}, "SGD got arguments without effect (differentiable)"),
+    "velocity_scaling": (3.0, {}, "The optimizer ignores velocity_scaling, which has"),
     "velocity_scaling combined": (
-        3.0, {"use_combined_accum": True}, "velocity_scaling has no effect here",
+        3.0, {"use_combined_accum": True}, "velocity_scaling has no effect on emulated IPUs",
     ),
 }  # fmt: skip
 REFUSED = {"amsgrad"}
@@ -118,4 +118,4 @@ def test_torchs_own_optimisers_say_it_too(caplog):
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     poptorch.trainingModel(model, quiet_options(), optimizer)
     (record,) = caplog.records
-    assert record.getMessage().startswith("fused of AdamW without effect")
+    assert record.getMessage().startswith("AdamW got arguments without effect (fused)")

@@ -117,7 +117,7 @@ def test_a_schedule_goes_on_where_it_ended(name):
 @pytest.mark.parametrize(
     ("make", "advice"),
     [
-        (optim.Adam, r"give betas to the optimizer when it is made, or mark it with .*'betas'\)"),
+        (optim.Adam, r"pass betas to the constructor of the optimizer, or call .*'betas'\)"),
         (torch.optim.Adam, r"use poptorch\.optim\.Adam and give betas to it"),
     ],
 )

@@ -161,8 +161,8 @@ class CompressedGradients:
                 feedback.load_state(saved[self._instance]["feedback"])
         if not is_same or hosts != own_hosts:
             logger.info(
-                "The error feedback of compressed gradients starts anew: other hosts, instances, "
-                "parameters or another compression saved it"
+                "The saved error feedback of gradient compression is not used, because it was "
+                "saved with other hosts, instances, parameters or compression settings"
             )
 
     def take_over(self, before: CompressedGradients) -> None:
