@@ -410,8 +410,8 @@ def _check_place(
     kind = "Parameter" if group == "_parameters" else "Buffer"
     if key not in place:
         raise Error(
-            f"{kind} {key} of {module} no longer exists after the model's forward: do not delete the "
-            f"{kind.lower()} in the forward"
+            f"{kind} {key} of {module} no longer exists after the model's forward: do not delete "
+            f"the {kind.lower()} in the forward"
         )
     if all(place[key] is not tensor for tensor in expected):
         raise Error(
