@@ -203,7 +203,7 @@ def say(where: str, old: str) -> None:
     if spelling.how is How.NOTHING:
         logger.warning("%s is deprecated and does nothing: %s", spelling.old_text, spelling.why)
     else:
-        logger.warning("%s is deprecated: write %s instead", spelling.old_text, spelling.new_text)
+        logger.warning("%s is deprecated: use %s", spelling.old_text, spelling.new_text)
 
 
 def current_name(spelling: Spelling) -> str:

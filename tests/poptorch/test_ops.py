@@ -206,7 +206,7 @@ def test_sizes_of_slices(size, message):
 
 def test_what_a_dynamic_update_must_share():
     start = torch.tensor(0)
-    with pytest.raises(Error, match="same dimensionality"):
+    with pytest.raises(Error, match="same number of dimensions"):
         ops.dynamic_update(torch.ones(4, 4), torch.ones(1), 0, start, 1)
     with pytest.raises(Error, match="same dtype"):
         ops.dynamic_update(torch.ones(4), torch.ones(1, dtype=torch.int), 0, start, 1)

@@ -97,7 +97,7 @@ def test_overlap_marks_tensors_inside_custom_types_and_nothing_else():
     box = Box(torch.ones(2), "kept")
     marked = poptorch.set_overlap_for_input([box], poptorch.OverlapMode.NoOverlap)
     assert marked[0].label == "kept"
-    with pytest.raises(poptorch.Error, match="expected only tensors, got int"):
+    with pytest.raises(poptorch.Error, match="accepts only tensors, got an object of the type int"):
         poptorch.set_overlap_for_input([box, 3], poptorch.OverlapMode.NoOverlap)
 
 

@@ -124,7 +124,7 @@ def test_without_a_named_device_one_warning_is_logged(monkeypatch, log):
 @pytest.mark.parametrize(
     ("variables", "change", "expected"),
     [
-        ({"POPDIST_IPU_MEMORY": "warn"}, None, "POPDIST_IPU_MEMORY=enforce, or --ipu-model mk2,"),
+        ({"POPDIST_IPU_MEMORY": "warn"}, None, "POPDIST_IPU_MEMORY=enforce or --ipu-model mk2"),
         ({"POPDIST_IPU_MEMORY": "warn", "POPDIST_IPU": "bow"}, None, "POPDIST_IPU_MEMORY=enforce"),
         ({}, lambda o: o.Emulator.memory("warn"), 'Options.Emulator.memory("enforce")'),
         (

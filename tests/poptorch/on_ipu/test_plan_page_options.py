@@ -110,7 +110,7 @@ def test_a_page_that_cannot_be_written_leaves_no_file_and_the_report_is_printed(
     code, out, error = ask(*MLP, "--page", tmp_path / "page.html")
     assert code == 2
     assert out == ask(*MLP)[1]
-    assert error.endswith("page.html: No space left on device\n")
+    assert error.endswith("page.html of --page: No space left on device\n")
     assert list(tmp_path.iterdir()) == []
 
 

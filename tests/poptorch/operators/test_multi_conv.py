@@ -106,5 +106,5 @@ def test_multi_convs_cannot_be_nested():
     ],
 )
 def test_multi_conv_settings(method, value, error):
-    with pytest.raises(error, match="Invalid"):
+    with pytest.raises(error, match="is not valid"):
         getattr(ops.MultiConv(), method)(value)

@@ -41,8 +41,8 @@ INDICES = torch.tensor([0, 2, 1])
 @pytest.mark.parametrize(
     ("forward", "x", "message"),
     [
-        (lambda _, x: F.interpolate(x, scale_factor=2, mode="linear"), IMAGE[0], "only 'nearest'"),
-        (lambda _, x: F.interpolate(x, None, 2, "trilinear"), IMAGE[None], "only 'nearest'"),
+        (lambda _, x: F.interpolate(x, scale_factor=2, mode="linear"), IMAGE[0], "mode 'nearest"),
+        (lambda _, x: F.interpolate(x, None, 2, "trilinear"), IMAGE[None], "mode 'nearest"),
         (lambda _, x: F.one_hot(x), INDICES, "num_classes"),
         (lambda _, x: torch.bincount(x), INDICES, "minlength"),
         (lambda _, x: x.bincount(), INDICES, "minlength"),

@@ -66,12 +66,15 @@ def test_marks_that_keep_the_rules():
 @pytest.mark.parametrize(
     ("forward", "message"),
     [
-        (lambda x, y, m: mark_in(y, m) + x + y, r"only op applied to an input: input 1"),
-        (lambda x, y, m: mark_in(x, m) + y + mark_in(x, m), "only op applied to an input: input 0"),
+        (lambda x, y, m: mark_in(y, m) + x + y, r"only op applied to an input, .* input 1"),
+        (
+            lambda x, y, m: mark_in(x, m) + y + mark_in(x, m),
+            "only op applied to an input, .* input 0",
+        ),
         (lambda x, y, m: mark_in(x + y, m), "node which is not a tensor input"),
         (lambda x, y, m: mark_out(x + y, m) * 2, "node which is not a tensor output"),
-        (lambda x, y, m: (mark_out(z := x + y, m), z), "returned twice"),
-        (lambda x, y, m: (z := mark_out(x + y, m), z), "returned twice"),
+        (lambda x, y, m: (mark_out(z := x + y, m), z), "returns the tensor twice"),
+        (lambda x, y, m: (z := mark_out(x + y, m), z), "returns the tensor twice"),
     ],
 )
 def test_marks_that_break_a_rule(forward, message, mode):

@@ -333,5 +333,7 @@ def test_a_state_of_another_model_is_refused():
     wider = Mlp(classes=5)
     third = optim.Adam(wider.parameters(), lr=0.1)
     third.load_state_dict(state)
-    with pytest.raises(poptorch.Error, match=r"has shape \[4, 8\]: expected \[5, 8\]"):
+    with pytest.raises(
+        poptorch.Error, match=r"has the shape \[4, 8\]: expected the shape \[5, 8\]"
+    ):
         wrapped(wider, third)(*classified(8, classes=5))

@@ -221,7 +221,7 @@ class TestAttributes:
         attributes.markAsConstant("momentum")
         assert not attributes.isConstant("loss_scaling")
         assert attributes.isConstant("momentum")
-        with pytest.raises(AssertionError, match="Unknown attribute"):
+        with pytest.raises(AssertionError, match="The optimizer has no attribute speed"):
             attributes.isConstant("speed")
 
     def test_constants_stay(self):

@@ -118,7 +118,7 @@ def test_a_schedule_goes_on_where_it_ended(name):
     ("make", "advice"),
     [
         (optim.Adam, r"pass betas to the constructor of the optimizer, or call .*'betas'\)"),
-        (torch.optim.Adam, r"use poptorch\.optim\.Adam and give betas to it"),
+        (torch.optim.Adam, r"use poptorch\.optim\.Adam and pass betas to its constructor"),
     ],
 )
 def test_a_schedule_of_a_constant_says_how_to_vary_it(make, advice):
