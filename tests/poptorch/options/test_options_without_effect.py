@@ -412,7 +412,7 @@ def test_a_share_of_the_memory_is_from_0_to_1(share):
 
 @pytest.mark.parametrize("indices", [{7}, {2, 3}, {-1}, {"0"}])
 def test_a_call_that_no_instance_would_make(indices, monkeypatch):
-    with pytest.raises(ValueError, match="this job has instance 0 only"):
+    with pytest.raises(ValueError, match="The job has instance 0 only"):
         popdist_py.execute_on_instances(indices, print)
     monkeypatch.setenv("POPDIST_NUM_TOTAL_REPLICAS", "2")
     monkeypatch.setenv("POPDIST_NUM_LOCAL_REPLICAS", "1")
