@@ -134,8 +134,9 @@ def _check_plan_alone(values: dict[str, Any]) -> None:
     decided = [name for name in OPTIONS if name in values and is_decided_by_plan(name)]
     if values.get("from_plan") is not None and decided:
         raise UsageError(
-            f"--from-plan and {option_name(decided[0])} exclude one another: the plan decides "
-            "the option; make a new plan"
+            f"--from-plan and {option_name(decided[0])} cannot be used together, because the saved "
+            f"plan already decides {option_name(decided[0])}; omit the option, or make a new plan "
+            "with --export-plan"
         )
 
 
@@ -296,14 +297,17 @@ def _load_plan(config: LaunchConfig) -> LaunchPlan:
     assert config.from_plan is not None
     if config.program:
         raise UsageError(
-            f"{config.named('from_plan')} and the program {config.program[0]!r} exclude one "
-            "another: the plan contains its program; leave out the program"
+            f"{config.named('from_plan')} and the program {config.program[0]!r} cannot be used "
+            "together, because the saved plan contains its program; omit the program"
         )
     text = read_text_file(config.from_plan, config.named("from_plan"))
     try:
         data = read_json(text)
     except ValueError as error:
-        raise UsageError(f"{config.shown('from_plan')}: not JSON ({error})") from None
+        raise UsageError(
+            f"{config.shown('from_plan')}: the file is not JSON ({error}); expected a file that "
+            "--export-plan wrote"
+        ) from None
     planned = plan_from_json(data, os.environ)
     given = {name: getattr(config, name) for name in ("live", *OF_THIS_LAUNCH)}
     # Error messages name the options of this launch in the form in which the user gave them.

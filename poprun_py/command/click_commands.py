@@ -125,7 +125,8 @@ def usage_errors(command: str = "") -> Iterator[None]:
         params = error.ctx.command.get_params(error.ctx) if error.ctx else []
         names = (name for param in params for name in param.opts if name.startswith("--"))
         hint = (
-            nearest(error.option_name, names) or f"; {_help_command(error.ctx, command)} lists all"
+            nearest(error.option_name, names)
+            or f"; {_help_command(error.ctx, command)} lists all options"
         )
         raise UsageError(f"unknown option {error.option_name}{hint}") from None
     except click.UsageError as error:

@@ -90,7 +90,8 @@ def main(words: Sequence[str]) -> int:
     except DAMAGE_ERRORS as error:
         names = ", ".join(values["runs"])
         raise UsageError(
-            f"the reports of {names} cannot be compared ({error!r:.200}): was a report edited?"
+            f"the runs {names} cannot be compared, because a report.json of these runs is damaged "
+            f"({error!r:.200}); restore the report.json, or omit its run"
         ) from None
     return 0
 
@@ -108,17 +109,19 @@ def _show(comparison: Comparison, runs: Sequence[RecordedRun], values: dict[str,
 def _read(names: Sequence[str], parent: str | None) -> list[RecordedRun]:
     """Read the records of the runs with the given names."""
     if len(names) < 2:
-        given = f"only {names[0]!r} was given" if names else "none was given"
+        given = f"only the run {names[0]!r} was given" if names else "no run was given"
         raise UsageError(
-            f"compare needs at least two runs, but {given}: expected folders of runs, or their "
-            f"names in {parent or 'the folder of runs'} (--output-dir)"
+            f"compare needs at least two runs, but {given}; give each run as its folder, or as its "
+            f"name in {parent or 'the folder of runs'} (--output-dir)"
         )
     found: dict[Path, str] = {}
     runs = []
     for name in names:
         files = run_named(name, parent)
         if files.folder in found:
-            raise UsageError(f"{found[files.folder]} and {name} are the same run: give it once")
+            raise UsageError(
+                f"{found[files.folder]} and {name} are the same run; give each run once"
+            )
         found[files.folder] = name
         runs.append(read_run(files))
     return _with_unique_names(runs, names)
@@ -176,10 +179,14 @@ def check_page_name(path: str | None, option: str = "--output") -> None:
         return
     if not path.endswith(".html"):
         raise UsageError(
-            f"{option} {path}: expected a name that ends in .html, because a page is written"
+            f"{option} {path}: expected a file name that ends in .html, because the page is "
+            "written as HTML"
         )
     if not Path(path).parent.is_dir():
-        raise UsageError(f"{option} {path}: the folder {Path(path).parent} does not exist")
+        raise UsageError(
+            f"{option} {path}: the folder {Path(path).parent} does not exist; give a path in an "
+            "existing folder"
+        )
     require_same_kind(Path(path), option, "page", PAGE_BEGINNINGS)
 
 
@@ -192,5 +199,8 @@ def save_page(path: Path, text: str, option: str = "--output") -> None:
     try:
         write_whole(path, text)
     except OSError as error:
-        raise UsageError(f"{option} {path}: {error.strerror}") from None
-    print_error(f"{command_name()}: the page is {path}")
+        raise UsageError(
+            f"{option} {path}: the page cannot be written ({error.strerror}); give the path of a "
+            "file that can be written"
+        ) from None
+    print_error(f"{command_name()}: the page of the comparison is {path}")

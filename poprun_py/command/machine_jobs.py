@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from popdist_py.errors import counted
 from poprun_py import process_info
 from poprun_py.errors import UsageError, nearest, shown_word
 from poprun_py.machines.lease_files import LeaseRecord, QueueRecord, Record
@@ -90,7 +91,10 @@ def jobs_of_machine() -> list[MachineJob]:
         leases, queue = all_records(place)
     except OSError as error:
         problem = problem_text(error, place or Path())
-        print_warning(f"jobs of other users are not known: {problem}")
+        print_warning(
+            "jobs of other users cannot be listed, because the folder of CPU leases cannot be "
+            f"read: {problem}"
+        )
     return joined(leases, queue, all_answers(), now=time.time())
 
 
@@ -196,16 +200,18 @@ def find_job(word: str, jobs: Sequence[MachineJob]) -> MachineJob:
     if len(found) > 1:
         raise UsageError(
             f"{word}: {len(found)} jobs have this name: {', '.join(job.title for job in found)}; "
-            "give the process id of a launcher"
+            "give the process id of one launcher instead of the name"
         )
     if not found:
         raise UsageError(f"{shown_word(word)}: {_no_job(word, jobs)}; {_known(jobs)}")
     job = found[0]
     if not job.is_own:
         users = "root" if job.user == "root" else f"{job.user} or root"
-        raise UsageError(f"{job.title} is a job of {job.user}: only {users} can stop it")
+        raise UsageError(
+            f"{job.title} is a job of the user {job.user}; only {users} can stop the job"
+        )
     if job.state == ELSEWHERE:
-        raise UsageError(f"{job.title} was launched on another host: stop it there")
+        raise UsageError(f"{job.title} was launched on another host; stop the job on that host")
     return job
 
 
@@ -221,7 +227,10 @@ def _no_job(word: str, jobs: Sequence[MachineJob]) -> str:
     if outer is not None:
         return f"this process belongs to the job {outer.title}; give the name of that job"
     if owner != os.geteuid():
-        return f"this process of {user_name(str(owner))} is not the launcher of a job"
+        return (
+            f"this process belongs to the user {user_name(str(owner))}, and is not the launcher of "
+            "a job"
+        )
     return "this process is not the launcher of a job"
 
 
@@ -229,5 +238,5 @@ def _known(jobs: Sequence[MachineJob]) -> str:
     own = [job.title for job in jobs if job.is_own]
     if not own:
         return "none of your jobs runs on this host"
-    more = f" and {len(own) - _MOST_NAMES} more" if len(own) > _MOST_NAMES else ""
-    return f"your jobs: {', '.join(own[:_MOST_NAMES])}{more}"
+    more = f" and {counted(len(own) - _MOST_NAMES, 'more job')}" if len(own) > _MOST_NAMES else ""
+    return f"your running jobs: {', '.join(own[:_MOST_NAMES])}{more}"

@@ -25,7 +25,8 @@ def change_names(option: str, *, is_alone: bool) -> None:
     """
     if not is_alone:
         raise UsageError(
-            f"{option} stands alone: it changes the Python environment, and starts no program"
+            f"{option} cannot be used with a program or with other options, because {option} only "
+            f"changes the Python environment; give {option} alone"
         )
     site = Path(sysconfig.get_path("purelib"))
     is_installed = option == NAMES_CHANGES[0]

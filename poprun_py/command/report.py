@@ -65,7 +65,10 @@ def main(words: Sequence[str]) -> int:
     files = run_named(values["run"], values["parent"])
     if output == _STDOUT:
         if values["is_opened"]:
-            raise UsageError("--open needs a file: give --output a path, or omit --output")
+            raise UsageError(
+                "--open needs the page in a file, but --output - prints the page to standard "
+                "output; give --output a path, or omit --output"
+            )
         print_out(page_text(files, Path()))
         return 0
     path = None if output is None else _path(output)
@@ -73,7 +76,8 @@ def main(words: Sequence[str]) -> int:
         written = write_page(files, path).resolve()
     except OSError as error:
         raise UsageError(
-            f"--output {path or files.page}: {error.strerror}; name a file that can be written"
+            f"--output {path or files.page}: the page cannot be written ({error.strerror}); give "
+            "the path of a file that can be written"
         ) from None
     print_out(str(written))
     if values["is_opened"]:
@@ -94,4 +98,4 @@ def _open(page: Path) -> None:
     import webbrowser
 
     if not webbrowser.open(page.as_uri()):
-        print_warning("a browser could not be started; open the page yourself")
+        print_warning("no browser could be started; open the printed path in a browser")

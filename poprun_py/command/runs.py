@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from popdist_py.errors import counted
+from popdist_py.errors import are, counted
 from poprun_py.command.click_commands import FORMAT, HELP, parse_words, usage_errors
 from poprun_py.command.named_runs import output_dir_option
 from poprun_py.display.formatting import bytes_text
@@ -130,7 +130,7 @@ def main(words: Sequence[str]) -> int:
     runs = [] if is_new else wanted.select(read_summaries(parent))
     unreadable = unreadable_folders(parent)
     if unreadable:
-        print_warning(f"{_unreadable_text(unreadable)} in {_place(parent)}: Permission denied")
+        print_warning(_unreadable_text(unreadable, parent))
     if age is not None:
         return _remove(parent, runs, now - age, wanted, values)
     _list(parent, runs, now, wanted, values)
@@ -151,12 +151,16 @@ def _checked_age(values: dict[str, Any]) -> float | None:
     """Return the age of runs to remove, in seconds; None to list runs."""
     if values["remove_older"] is None:
         if values["yes"]:
-            raise UsageError("--yes is only used with --remove-older: give both, or neither")
+            raise UsageError(
+                "--yes can only be used with --remove-older; add --remove-older AGE, or omit --yes"
+            )
         return None
     for name in ("limit", "form"):
         if values[name] not in (None, "text"):
             option = "--format" if name == "form" else f"--{name}"
-            raise UsageError(f"--remove-older and {option} exclude one another: give one")
+            raise UsageError(
+                f"--remove-older and {option} cannot be used together; omit one of the two options"
+            )
     return parse_age("--remove-older", values["remove_older"])
 
 
@@ -173,8 +177,8 @@ def runs_folder(given: str | None) -> Path:
     if given is not None:
         if (Path(given) / "report.json").is_file():
             raise UsageError(
-                f"{given} is the folder of one run: expected the folder that contains the runs; "
-                f"{command_name()} report {given} shows one run"
+                f"{given} is the folder of a single run; give the folder that contains the runs, "
+                f"or show this run with {command_name()} report {given}"
             )
         return Path(given)
     output_dir, _ = output_dir_option()
@@ -198,7 +202,7 @@ def _list(
         return
     if not runs:
         if wanted.accepts_all and unreadable_folders(parent):
-            print_error(f"{command_name()}: no other runs in {_place(parent)}")
+            print_error(f"{command_name()}: there are no readable runs in {_place(parent)}")
         else:
             print_error(f"{command_name()}: {_none_text(parent, wanted)}")
         return
@@ -208,19 +212,27 @@ def _list(
     if limit is not None and len(runs) > limit:
         flush_stdout()
         more = counted(len(runs) - limit, "older run")
-        print_error(f"{command_name()}: {more}: --limit {len(runs)} shows all")
+        print_error(
+            f"{command_name()}: {more} {are(len(runs) - limit)} not listed; --limit {len(runs)} "
+            "lists all runs"
+        )
 
 
-def _unreadable_text(number: int) -> str:
-    return f"{counted(number, 'folder')} cannot be read"
+def _unreadable_text(number: int, parent: Path) -> str:
+    folders = counted(number, "folder")
+    return (
+        f"{folders} in {_place(parent)} cannot be read (Permission denied), so the list of runs "
+        "is not complete"
+    )
 
 
 def _none_text(parent: Path, wanted: RunFilter) -> str:
     if wanted.accepts_all:
         return (
-            f"no runs in {_place(parent)}; {command_name()} --output-dir {parent} PROGRAM makes one"
+            f"there are no runs in {_place(parent)}; {command_name()} --output-dir {parent} "
+            "PROGRAM starts a job and records its run in this folder"
         )
-    return f"no run in {_place(parent)} meets these conditions"
+    return f"no run in {_place(parent)} matches the given filters"
 
 
 def _place(parent: Path) -> Path:
@@ -252,17 +264,19 @@ def _remove(
 
     old = old_runs(runs, before=before, states=wanted.states)
     if not old:
-        conditions = "" if wanted.accepts_all else " and meets these conditions"
+        conditions = "" if wanted.accepts_all else " and matches the given filters"
         print_error(
-            f"{command_name()}: nothing to remove: no run in {_place(parent)} ended more than "
-            f"{values['remove_older']} ago{conditions}"
+            f"{command_name()}: nothing was removed, because no run in {_place(parent)} ended more "
+            f"than {values['remove_older']} ago{conditions}"
         )
         return 0
     _print_table(parent, old, time.time())
     flush_stdout()
     size = bytes_text(sum(disk_bytes(run.folder) for run in old))
-    if not values["yes"] and not _is_confirmed(f"remove {counted(len(old), 'run')} ({size})?"):
-        print_error(f"{command_name()}: nothing was removed")
+    if not values["yes"] and not _is_confirmed(
+        f"remove the folders of {counted(len(old), 'run')} ({size})?"
+    ):
+        print_error(f"{command_name()}: no run was removed")
         return 1
     result = remove_runs(parent, old)
     for trouble in result.troubles:
@@ -275,8 +289,8 @@ def _is_confirmed(question: str) -> bool:
     """Ask the user a question in the terminal, and return whether the answer is yes."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(
-            "--remove-older asks before it removes, and there is no terminal: add --yes; nothing "
-            "was removed"
+            "--remove-older asks for confirmation, but standard input or standard error is not a "
+            "terminal; no run was removed; add --yes to remove runs without confirmation"
         )
     with usage_errors():
         return click.confirm(f"{command_name()}: {question}", err=True)

@@ -134,7 +134,10 @@ def main(words: Sequence[str]) -> int:
     wanted = scaling_runs(prefix, arguments.counts, arguments.repeats)
     program = " ".join(arguments.values["program"])
     runs_text = counted(len(wanted), "run")
-    print_error(f"{command_name()}: {runs_text} of {program} in {folder}/{prefix}-*")
+    print_error(
+        f"{command_name()}: starting {runs_text} of {program}; the folders of the runs are "
+        f"{folder}/{prefix}-*"
+    )
     _close_input()
     gc.enable()
     runs = _MeasuredRuns(folder, is_verbose=config.verbosity >= 1)
@@ -175,29 +178,44 @@ def _parse(words: Sequence[str]) -> _Arguments | None:
     for field in _ONE_RUN_ONLY:
         if values.get(field) not in (None, False):
             name = values[field] if field == "names_change" else option_name(field)
-            hint = ": give the numbers to --instances" if field == "num_instances" else ""
-            raise UsageError(f"{name} is not an option of scale, which launches several jobs{hint}")
+            hint = (
+                "; give the numbers of instances with --instances"
+                if field == "num_instances"
+                else ""
+            )
+            raise UsageError(
+                f"{name} cannot be used with scale, because scale launches several jobs{hint}"
+            )
     if values.get("timeline") not in (None, AUTO):
         raise UsageError(
-            "--timeline FILE: each run would overwrite the file; give --timeline without FILE"
+            "--timeline FILE cannot be used with scale, because each run would overwrite FILE; "
+            "give --timeline without FILE"
         )
     for each in read_destinations(values.get("metrics_to", ())):
         if each.tool in (CSV, JSONL) and each.where:
             raise UsageError(
-                f"--metrics-to {each}: each run needs a file of its own; give --metrics-to "
-                f"{each.tool}, which writes into the folder of each run"
+                f"--metrics-to {each} cannot be used with scale, because each run needs a file of "
+                f"its own; give --metrics-to {each.tool}, which writes a file into the folder of "
+                "each run"
             )
     for name in options_after_program(values["program"]):
         program = short_name(values["program"])
         print_warning(
-            f"{name} after {program} is an argument of {program}: write it before {program} for "
-            f"{command_name()}, or behind -- for {program} without this warning"
+            f"{name} after {program} is passed to {program}, not to {command_name()}; to pass "
+            f"{name} to {command_name()}, write it before {program}; to pass {name} to {program} "
+            "without this warning, write it after --"
         )
     values["program"] += tuple(words[ends + 1 :])
     if not values["program"]:
-        raise UsageError("scale needs a PROGRAM, such as scale train.py --instances 1,2,4")
+        raise UsageError(
+            f"scale needs a PROGRAM, such as train.py in {command_name()} scale train.py "
+            "--instances 1,2,4"
+        )
     if given["instances"] is None:
-        raise UsageError("scale needs --instances COUNTS: expected numbers such as 1,2,4 or 1-4")
+        raise UsageError(
+            "scale needs --instances with numbers of instances, such as --instances 1,2,4 or "
+            "--instances 1-4"
+        )
     check_page_name(given["output"])
     return _Arguments(
         counts=parse_counts(given["instances"]),
@@ -247,15 +265,19 @@ def parse_counts(text: str) -> tuple[int, ...]:
         high = int(match[2] or low) if match else 0
         if not 1 <= low <= high or high - low >= _MOST_COUNTS:
             raise UsageError(
-                f"--instances {text!r}: expected counts of instances such as 1,2,4 or 1-4, at most "
-                f"{_MOST_COUNTS}"
+                f"--instances {text!r}: expected at most {_MOST_COUNTS} numbers of instances, such "
+                "as 1,2,4 or 1-4"
             )
         found += range(low, high + 1)
     if len(set(found)) < len(found):
         twice = next(count for count in found if found.count(count) > 1)
-        raise UsageError(f"--instances {text!r}: {twice} is given twice: give each count once")
+        raise UsageError(
+            f"--instances {text!r}: the number {twice} is given twice; give each number once"
+        )
     if len(found) > _MOST_COUNTS:
-        raise UsageError(f"--instances {text!r}: expected at most {_MOST_COUNTS} counts")
+        raise UsageError(
+            f"--instances {text!r}: expected at most {_MOST_COUNTS} numbers of instances"
+        )
     return tuple(found)
 
 
@@ -285,7 +307,7 @@ def _plans(arguments: _Arguments) -> dict[int, LaunchPlan]:
             planned = launch_planning.plan(_with_folder(gathered.config), contact_hosts=True)
             planned.require_fit()
         except UsageError as error:
-            raise UsageError(f"--instances {count}: {error}; nothing was started") from None
+            raise UsageError(f"--instances {count}: {error}; no run was started") from None
         if not plans:
             require_program(planned.config.program, planned.environ)
             for warning in gathered.warnings:
@@ -385,9 +407,11 @@ class _MeasuredRuns:
 
         self.exit_code = result.exit_code
         if result.cause is Cause.SIGNAL:
-            self._end_progress(f"{title}: stopped")
+            self._end_progress(f"{title}: the run was stopped")
             return
-        self._end_progress(f"{title}: failed; its output is in {self._folder / result.run_id}")
+        self._end_progress(
+            f"{title}: the run failed; its output is in the folder {self._folder / result.run_id}"
+        )
         # The run's output was not shown, so the report must contain the end of stderr.
         if report := report_text(result, planned.instance_label, repeats_stderr=True):
             print_error(report.removesuffix("\n"))
@@ -403,9 +427,9 @@ def _speed_text(measured: Measured) -> str:
     if measured.samples_per_second is not None:
         parts.append(f"{number_text(measured.samples_per_second)} samples/s")
     if measured.step_seconds is not None:
-        parts.append(f"{milliseconds_text(measured.step_seconds)} a step")
+        parts.append(f"{milliseconds_text(measured.step_seconds)} per step")
     if measured.seconds is not None:
-        parts.append(f"{number_text(measured.seconds)} s")
+        parts.append(f"{number_text(measured.seconds)} s in total")
     return ", ".join(parts)
 
 
@@ -416,9 +440,15 @@ def _show(runs: _MeasuredRuns, arguments: _Arguments, default_page: Path, wanted
     """Print the comparison of the runs, and write its page."""
     remarks = [*slow_instances(runs.measured)]
     if runs.are_limited:
-        remarks.append("runs were ended by --timeout; the table has their speed until the end")
+        remarks.append(
+            "--timeout ended some runs before their programs had ended; the table shows the speed "
+            "of these runs until then"
+        )
     if len(runs.measured) < wanted:
-        remarks.append(f"{len(runs.measured)} of {wanted} runs {are(len(runs.measured))} measured")
+        remarks.append(
+            f"only {len(runs.measured)} of {wanted} runs {are(len(runs.measured))} measured, "
+            "because a run failed or was stopped"
+        )
     comparison = compare(runs.measured, grouped=True, remarks=remarks)
     from poprun_py.past_runs.comparison_tables import scaling_lines
     from poprun_py.past_runs.pages.comparison_page import scaling_page

@@ -55,9 +55,9 @@ def add_host(config: LaunchConfig) -> int:
         )
     name = ask(config.add_host, config.program[0])
     print_out(
-        f"the job takes host {name} in: at once if its programs keep their state in memory "
-        "(--memory-checkpoints), at their next checkpoint if they ask stopRequested(), else at "
-        "its next restart"
+        f"host {name} is added to the job; the job uses the host at once if its programs keep "
+        "their state in memory (--memory-checkpoints), after its next checkpoint if its programs "
+        "call stopRequested(), and after its next restart otherwise"
     )
     return 0
 
@@ -84,7 +84,10 @@ def print_status(config: LaunchConfig) -> int:
     print_out(text if can_print(text) else text.replace("─", "-"))
     if others:
         pids = ", ".join(map(str, others))
-        print_error(f"{command_name()}: other jobs run too: --status={pids}")
+        print_error(
+            f"{command_name()}: other jobs are running too; show one of them with --status=PID, "
+            f"where PID is the process id of its launcher: {pids}"
+        )
     return 0
 
 
@@ -104,7 +107,9 @@ def print_leases(config: LaunchConfig) -> None:
         leases, queue = all_records(place)
     except OSError as error:
         problem = problem_text(error, place or Path())
-        raise StartError(f"{config.named('print_leases')}: {problem}") from None
+        raise StartError(
+            f"{config.named('print_leases')}: the leases of CPUs cannot be read: {problem}"
+        ) from None
     if config.print_leases == "json":
         print_out(json.dumps(leases_json(leases, queue), indent=2))
     else:
@@ -258,8 +263,8 @@ def check_exports(config: LaunchConfig) -> None:
             require_new(Path(path), config.shown(name), "add --overwrite-config yes")
     if len(names) == 2 and config.export_config == config.export_plan:
         raise UsageError(
-            f"{config.shown('export_config')} and {config.shown('export_plan')} exclude one "
-            "another: name two files"
+            f"{config.shown('export_config')} and {config.shown('export_plan')} name the same "
+            "file; give each option its own file"
         )
 
 
@@ -294,4 +299,6 @@ def _write_private(path: Path, text: str, option: str) -> None:
         with replaced_at_end(path.resolve(), private=True) as partial:
             partial.write_bytes(text.encode())
     except OSError as error:
-        raise UsageError(f"{option} {path}: {error.strerror}") from None
+        raise UsageError(
+            f"{option} {path}: the file cannot be written ({error.strerror})"
+        ) from None

@@ -79,8 +79,8 @@ def main(words: Sequence[str]) -> int:
     names, seconds = values["jobs"], values["timeout"]
     if not names:
         raise UsageError(
-            "stop needs the name of a run or the process id of a launcher; "
-            f"{command_name()} jobs lists them"
+            f"stop needs the name of a run or the process id of a launcher; {command_name()} jobs "
+            "lists the names and process ids"
         )
     timeout = None if seconds is None else OPTIONS["timeout"].read("--timeout", seconds)
     known = jobs_of_machine()
@@ -106,13 +106,16 @@ def stop_jobs(jobs: Sequence[MachineJob], timeout: float | None) -> None:
                 launcher = EndingLauncher(job.pid, job.socket, job.start_ticks)
                 launchers.append((job, opened.enter_context(launcher)))
                 continue
-            print_out(f"{job.title} had ended")
+            print_out(f"{job.title} had already ended")
         for job, launcher in launchers:
             try:
                 with contextlib.suppress(ProcessLookupError):
                     launcher.end()
             except OSError as error:
-                raise StartError(f"{job.title} cannot be signalled: {error.strerror}") from None
+                raise StartError(
+                    f"{job.title} cannot be stopped, because no signal can be sent to its launcher "
+                    f"({error.strerror})"
+                ) from None
         for job, launcher in launchers:
             if _has_ended(job, launcher, began, timeout):
                 print_out(end_text(job, launcher.told_end(), time.monotonic() - began))
@@ -120,8 +123,8 @@ def stop_jobs(jobs: Sequence[MachineJob], timeout: float | None) -> None:
                 late.append(job.title)
     if late:
         raise TimeLimitError(
-            f"--timeout {timeout:g} s: {', '.join(late)} still runs; --status shows its instances, "
-            "and a second stop kills them"
+            f"these jobs are still running after --timeout {timeout:g} s: {', '.join(late)}; "
+            "--status shows the instances of a job, and a second stop kills the job"
         )
 
 
@@ -141,10 +144,10 @@ def end_text(job: MachineJob, end: JobEnd, seconds: float) -> str:
     """Return the line about a job that has ended after ``seconds``."""
     line = f"{job.title} ended after {seconds:.1f} s"
     if job.socket is None:
-        return f"{line}: no program of it was running"
+        return f"{line}: it was not running a program"
     if end.exit_code is None:
         return line
     reason = f": {end.reason}" if end.reason else ""
     if end.exit_code == RESUME_EXIT_CODE:
-        reason = " at a checkpoint; the job can go on from this checkpoint"
+        reason = " at a checkpoint; start the job again to resume from this checkpoint"
     return f"{line} with exit code {end.exit_code}{reason}"

@@ -224,7 +224,7 @@ class Attempts:
             pause_seconds = began - self._ended_at
             cost = restart_cost(self._failed, pause_seconds, result, self._reached_step)
             if cost is not None:
-                self.console.tell(f"the restart before this attempt {cost.text}")
+                self.console.tell(f"the last restart {cost.text}")
                 self.record.note_restart(cost)
         self._reached_step = max(self._reached_step, result.last_step or 0)
         self._failed, self._ended_at = result, time.monotonic()
@@ -269,8 +269,8 @@ class Attempts:
         if left > seconds:
             return True
         self.console.warn(
-            f"no restart: the time limit of {self.plan.config.timeout:g} s leaves "
-            f"{max(0.0, left):.1f} s, and the pause before a restart is {seconds:g} s"
+            f"the job is not restarted: its time limit of {self.plan.config.timeout:g} s leaves "
+            f"{max(0.0, left):.1f} s, but the pause before a restart takes {seconds:g} s"
         )
         return False
 
@@ -296,7 +296,7 @@ class Attempts:
         if number or result.ended_for_hosts:
             return number
         when = f"in {seconds:g} s" if seconds else "at once"
-        warn(f"restart {restart} of {self.plan.config.max_restarts} {when}")
+        warn(f"restarting the job {when} (restart {restart} of {self.plan.config.max_restarts})")
         return pause(seconds, self._parent)
 
 
@@ -475,7 +475,10 @@ def _refusal_of(planned: LaunchPlan, warn: Log, index: int, answer: dict[str, An
     """Return an error text if other jobs hold the cores of an instance's host; else no text."""
     host = planned.topology.hosts[planned.instances[index].instance.host_index].name
     if problem := answer.get("problem"):
-        warn(f"no cores of host {host} are kept from other jobs: {problem}")
+        warn(
+            f"the cores of this job on host {host} are not leased, so other jobs may use the same "
+            f"cores: {problem}"
+        )
     if shared := answer.get("shared_with"):
         leases, advice = parse_other_jobs(shared, "").leases, has_advice(planned.config)
         if leases:

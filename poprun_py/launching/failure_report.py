@@ -54,7 +54,9 @@ def report_text(result: LaunchResult, label: Label, *, repeats_stderr: bool = Fa
             launcher's stderr already ends with these lines.
     """
     if result.exit_code == RESUME_EXIT_CODE:
-        return _line("stopped at a checkpoint; run the same command again to go on")
+        return _line(
+            "the job stopped at a checkpoint; run the same command again to resume the job"
+        )
     text = ""
     if result.hung:
         text += "".join(_line(_hang_sentence(result, index, label)) for index in result.hung)
@@ -67,9 +69,11 @@ def report_text(result: LaunchResult, label: Label, *, repeats_stderr: bool = Fa
     elif result.cause is Cause.SIGNAL and result.exit_code in (130, 143):
         text += _killed(result)
     elif result.exit_code not in (0, 130, 143) or result.cause is Cause.MPIRUN_ENDED:
-        text += _line(f"error: {result.explanation or 'an instance never reported its end'}")
+        text += _line(f"error: {result.explanation or 'the exit code of an instance is not known'}")
     if any(group.has_stack for group in result.stacks):
-        text += _line("what the instances were doing:") + _indent(groups_text(result.stacks), "")
+        text += _line("the Python stacks of the instances:") + _indent(
+            groups_text(result.stacks), ""
+        )
     return text + _collateral(result)
 
 
@@ -113,17 +117,22 @@ def diagnosis(instance: InstanceResult) -> str:
     """Return the reason if an instance vanished, was killed or ran out of memory; else no text."""
     peak = bytes_text(instance.max_rss_bytes)
     limit = instance.memory_limit_bytes
-    of_limit = f" of {bytes_text(limit)} allowed" if limit else ""
+    of_limit = f", limit {bytes_text(limit)}" if limit else ""
     if instance.was_lost:
-        return "it vanished together with its wrapper: both were killed, or its host was lost"
+        return (
+            "the instance and its wrapper process vanished: both were killed, or the host was lost"
+        )
     if instance.oom_kills > 0:
-        return f"out of memory: killed by the kernel (peak {peak}{of_limit})"
+        return f"out of memory: the kernel killed the instance (peak memory {peak}{of_limit})"
     if "MemoryError" in traceback_of(instance.stderr_tail).rpartition("\n")[2]:
-        return f"out of memory: an allocation was refused (peak {peak}{of_limit})"
+        return f"out of memory: an allocation failed (peak memory {peak}{of_limit})"
     if instance.code == -9 and not instance.max_rss_bytes:
-        return "it ended with its wrapper, which was killed from outside"
+        return "the instance ended because its wrapper process was killed from outside the job"
     if instance.code == -9:
-        return f"killed from outside; no memory limit was hit (peak {peak}{of_limit})"
+        return (
+            "the instance was killed from outside the job; it had not reached a memory limit (peak "
+            f"memory {peak}{of_limit})"
+        )
     return ""
 
 
@@ -133,7 +142,7 @@ def diagnosis(instance: InstanceResult) -> str:
 def _first_failure(first: InstanceResult, label: Label, *, repeats_stderr: bool) -> str:
     text = _line(
         f"{label(first.index)} on {first.host or 'its host'} failed first: "
-        f"{describe(first.code) if first.code is not None else 'it never reported its end'}"
+        f"{describe(first.code) if first.code is not None else 'its exit code is not known'}"
     )
     facts = [date_text(first.ended_ns / 1e9, milliseconds=True), f"PID {first.pid}"]
     if place := _place(first):
@@ -142,7 +151,7 @@ def _first_failure(first: InstanceResult, label: Label, *, repeats_stderr: bool)
     text += _indent(diagnosis(first))
     excerpt = stderr_excerpt(first.stderr_tail)
     if excerpt and (repeats_stderr or not first.had_last_word):
-        text += _indent("the end of its stderr:") + _indent("\n".join(excerpt), "  | ")
+        text += _indent("the end of the instance's stderr:") + _indent("\n".join(excerpt), "  | ")
     return text
 
 
@@ -228,7 +237,7 @@ def _killed(result: LaunchResult) -> str:
     if not members:
         return ""
     were = "was" if len(members) == 1 else "were"
-    return _line(f"{_named(members, result)} had not ended and {were} killed")
+    return _line(f"{_named(members, result)} {were} still running, and {were} killed")
 
 
 def _collateral(result: LaunchResult) -> str:
@@ -244,7 +253,7 @@ def _collateral(result: LaunchResult) -> str:
         elif trace and _normal_traceback(other) == trace:
             how = "failed with the same traceback"
         else:
-            how = "failed after it"
+            how = "failed later"
         by_end.setdefault(f"{how}, {describe(other.code)}", []).append(other)
     return "".join(_line(f"{_named(members, result)}: {how}") for how, members in by_end.items())
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from popdist_py.errors import counted
+from popdist_py.errors import counted, plural
 from poprun_py.display.formatting import read_json
 from poprun_py.errors import StartError, UsageError
 from poprun_py.launching.replanning import change_text, plan_on_hosts
@@ -129,7 +129,9 @@ class JobHosts:
                 watch.on_time(time.monotonic())
             self._replan()
             if self.lacks_hosts:
-                self._console.warn("waiting for lost hosts (--wait-for-hosts)")
+                self._console.warn(
+                    "waiting until the lost hosts can be used again (--wait-for-hosts)"
+                )
             num_tried = len(self._back)
             while self.lacks_hosts and may_wait():
                 if number := pause(_POLL_SECONDS):
@@ -159,17 +161,23 @@ class JobHosts:
         except (UsageError, StartError) as error:
             if lost:
                 without = ", ".join(lost)
-                self._console.warn(f"the job does not fit on the hosts without {without}: {error}")
+                self._console.warn(
+                    f"the job cannot continue without {plural('host', len(lost))} {without}: "
+                    f"{error}"
+                )
                 self._back = joined
             else:
-                self._console.warn(f"the job does not use {', '.join(joined)}: {error}")
+                self._console.warn(
+                    f"the job does not use {plural('host', len(joined))} {', '.join(joined)}: "
+                    f"{error}"
+                )
             return
         self._present = names
         change = change_text(before, self.plan)
-        parts = [f"without {', '.join(lost)}"] if lost else []
-        parts += [f"with {', '.join(joined)}"] if joined else []
+        parts = [f"without {plural('host', len(lost))} {', '.join(lost)}"] if lost else []
+        parts += [f"with {plural('host', len(joined))} {', '.join(joined)}"] if joined else []
         tell = self._console.warn if lost or self.plan.config.oversubscribe else self._console.tell
-        tell(f"going on {' and '.join(parts)}{f': {change}' if change else ''}")
+        tell(f"the job continues {' and '.join(parts)}{f': {change}' if change else ''}")
 
     def _plan_on(self, names: Sequence[str]) -> LaunchPlan:
         hosts = tuple(host for host in self._known if host.name in names)
@@ -222,7 +230,9 @@ class JobHosts:
             if now > since + self._wait_seconds:
                 del self._awaited[name]
                 option = self._first.config.shown("wait_for_hosts")
-                self._console.warn(f"{name} is no longer awaited: the time of {option} is over")
+                self._console.warn(
+                    f"the job no longer waits for host {name}, because the time of {option} is over"
+                )
         return bool(self._awaited)
 
     def next_job(self) -> Job | None:
@@ -236,7 +246,10 @@ class JobHosts:
         """Wait again for the hosts that are back, because of a problem; return whether it waits."""
         if not self._wait_seconds or not self._back:
             return False
-        self._console.warn(f"not used: {', '.join(self._back)}: {problem}")
+        self._console.warn(
+            f"the job cannot use {plural('host', len(self._back))} {', '.join(self._back)}: "
+            f"{problem}"
+        )
         self._awaited |= dict.fromkeys(self._back, time.monotonic())
         self._back.clear()
         return True
@@ -271,7 +284,7 @@ class JobHosts:
             del self._awaited[name]
             self._told.pop(name, None)
         self._back += back
-        return f"{', '.join(back)} can be used again" if back else ""
+        return f"{plural('host', len(back))} {', '.join(back)} can be used again" if back else ""
 
     def ask_new(self, name: str, *, has_model: bool) -> str:
         """Ask a host whether it can run the job, and return the host as JSON.
@@ -283,7 +296,7 @@ class JobHosts:
         """
         host = self._host(name)
         if host.name in self._names(self.plan):
-            raise StartError(f"host {host.name} is part of the job already")
+            raise StartError(f"host {host.name} is already part of the job")
         if problem := self._problems([host]).get(host.name):
             raise StartError(f"host {host.name}: {problem['text']}")
         if host not in self._known:
@@ -302,13 +315,16 @@ class JobHosts:
         except UsageError as error:
             raise StartError(str(error)) from None
         if more:
-            raise StartError(f"{name} names {len(more) + 1} hosts: add one at a time")
+            raise StartError(f"{name} names {len(more) + 1} hosts; add one host at a time")
         return next((each for each in self._known if each.name == host.name), host)
 
     def take_new(self, answer: str, *, is_problem: bool) -> tuple[str, str]:
         """Note the answer about a new host; return why the attempt ends, and the reply as JSON."""
         if is_problem or not answer:
-            text = answer or "the host could not be asked: try again"
+            text = (
+                answer
+                or "the launcher could not ask the host whether the host can be used; try again"
+            )
             return "", json.dumps({"problem": text})
         host = Host(**read_json(answer))
         if host not in self._known:

@@ -67,7 +67,7 @@ _POLL_SECONDS, _MOST_POLL_SECONDS = 0.2, 2.0
 # The seconds between two queries of other hosts for their free cores. Each such query opens an ssh
 # connection to every host.
 _POLL_HOSTS_SECONDS = 3.0
-_FIRST_IN_QUEUE = "other jobs are first in the queue"
+_FIRST_IN_QUEUE = "other jobs are ahead in the queue"
 
 Machines = tuple[Machine | None, ...]
 
@@ -232,9 +232,13 @@ class CoreRequest:
         except TimeoutError:
             if not self.config.wait_for_resources:
                 raise
-            problem = f"{folder.path}: another process keeps its mutex locked"
-            advice = "end that process, or name another folder"
-            raise BusyError(f"{problem}; {advice}", f"for {problem}", _POLL_SECONDS) from None
+            problem = f"{folder.path}: another process keeps this folder of leases locked"
+            advice = f"end that process, or set {FOLDER_VARIABLE} to another folder"
+            raise BusyError(
+                f"{problem}; {advice}",
+                f"for the lock of the folder of leases {folder.path}",
+                _POLL_SECONDS,
+            ) from None
         if chosen is None:
             raise self._busy(table)
         return table, chosen, lease
@@ -284,7 +288,7 @@ class CoreRequest:
                 free=os.sched_getaffinity(0).difference(table.held_cpus),
                 has_waited=self.config.wait_for_resources is not None,
             ),
-            f"for CPUs at place {place} of {max(len(table.ahead_of(None)), place)}: "
+            f"for CPUs (place {place} of {max(len(table.ahead_of(None)), place)} in the queue): "
             f"{holders or _FIRST_IN_QUEUE}",
             min(_POLL_SECONDS * place, _MOST_POLL_SECONDS),
         )
@@ -294,18 +298,19 @@ class CoreRequest:
         is_moved = share.placements != self.whole.placements
         report = self.console.tell if is_moved else self.console.log
         report(
-            f"other jobs hold CPUs of this machine: {leases_text(table.leases)}; this one has "
+            f"other jobs hold CPUs of this machine: {leases_text(table.leases)}; this job has "
             f"{numbered('CPU', share.cpus)}"
         )
         near = [each for each in table.leases if not share.numa_nodes.isdisjoint(each.numa_nodes)]
         if near:
             names = ", ".join(map(job_text, near))
-            self.console.log(f"the memory of a NUMA node is shared with {names}")
+            self.console.log(f"this job shares the memory of a NUMA node with {names}")
 
     def _warn_of_no_leases(self, problem: str) -> None:
         self.console.warn(
-            f"no cores are kept from other jobs: {problem}; set {FOLDER_VARIABLE}=FOLDER to use "
-            f"another folder, or {FOLDER_VARIABLE}=none to run without leases"
+            "the cores of this job are not leased, so other jobs may use the same cores: "
+            f"{problem}; set {FOLDER_VARIABLE}=FOLDER to keep leases in another folder, or "
+            f"{FOLDER_VARIABLE}=none to run without leases"
         )
 
 

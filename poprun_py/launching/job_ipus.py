@@ -226,14 +226,14 @@ class _JobPartition:
                 if not left:
                     raise
                 self._give_back_partition()
-                self.console.log(f"{error}: deciding anew")
+                self.console.log(f"{error}; the launcher chooses a partition again")
                 continue
             self.attachment = attachment
             self.replaced = None
             if not self.is_removed_at_end:
                 self.created = ""
             ipus = numbered("IPU", attachment.ipus)
-            self.console.log(f"attached to {ipus} of partition {partition.name}")
+            self.console.log(f"this job uses {ipus} of partition {partition.name}")
             return HeldPartition(where=self.store.where, partition=partition, attachment=attachment)
 
     def _attach(self, partition: Partition, num_ipus: int, run_id: str) -> Attachment:
@@ -267,7 +267,9 @@ class _JobPartition:
             # Another launch may remove the same partition at the same time.
             with contextlib.suppress(UnknownNameError, InUseError):
                 self.store.remove_partition(each.name)
-                self.console.log(f"removed partition {each.name} of a launch that is dead")
+                self.console.log(
+                    f"removed partition {each.name}, whose launcher is no longer running"
+                )
         if decision.busy:
             self.has_waited = True
             raise BusyError(decision.reason, f"for IPUs: {decision.busy}", _POLL_SECONDS)
@@ -277,8 +279,8 @@ class _JobPartition:
         found, topology = decision.num_ilds, self.plan.topology
         if found not in (None, topology.num_ilds) and topology.num_instances % found == 0:
             raise StartError(
-                f"partition {decision.name} has {counted(found, 'IPU-Link domain')}, the plan was "
-                f"made for {topology.num_ilds}: make a new plan"
+                f"partition {decision.name} has {counted(found, 'IPU-Link domain')}, but the plan "
+                f"was made for {counted(topology.num_ilds, 'IPU-Link domain')}; make a new plan"
             )
         return decision
 
@@ -328,21 +330,24 @@ class _JobPartition:
             waited = time.monotonic() - began
             if waited >= limit:
                 raise StartError(
-                    f"partition {partition.name} is still PENDING after {limit} s: raise "
-                    "--vipu-partition-attempts or --vipu-server-timeout, or look at it with "
-                    f"poprun-py-pod get partition {partition.name}"
+                    f"partition {partition.name} is still PENDING after {limit} s; raise "
+                    "--vipu-partition-attempts or --vipu-server-timeout, or show the partition "
+                    f"with poprun-py-pod get partition {partition.name}"
                 )
             if tells and waited >= _SILENT_SECONDS:
                 tells = False
-                self.console.tell(f"waiting for partition {partition.name}, at most {limit} s")
+                self.console.tell(
+                    f"waiting at most {limit} s until partition {partition.name} is ready"
+                )
             time.sleep(min(pause, limit - waited))
             pause = min(2 * pause, _LONGEST_PAUSE)
             partition = self.store.partition(partition.name)
-        self._debug(f"partition {partition.name}: PS_{partition.state}")
+        self._debug(f"the state of partition {partition.name} is PS_{partition.state}")
         if partition.state is PartitionState.ERROR and not accepts_error:
             raise StartError(
-                f"partition {partition.name} is in the state ERROR ({partition.error}): reset it "
-                f"with poprun-py-pod reset partition {partition.name}, or remove it"
+                f"partition {partition.name} is in the state ERROR ({partition.error}); reset the "
+                f"partition with poprun-py-pod reset partition {partition.name}, or remove the "
+                "partition"
             )
         return partition
 
@@ -356,11 +361,20 @@ class _JobPartition:
                 self.store.detach(attachment)
             self._give_back_partition()
         except PodError as error:
-            stays = f"; partition {self.created} may stay" if self.created else ""
-            self.console.warn(f"the job's IPUs are not given back: {error}{stays}{self._lost}")
+            stays = f"; partition {self.created} may remain" if self.created else ""
+            self.console.warn(
+                f"the IPUs of this job cannot be released: {error}{stays}{self._lost}"
+            )
         except (KeyboardInterrupt, SystemExit):
-            stays = f"partition {self.created}" if self.created else "an attachment"
-            self.console.warn(f"interrupted: {stays} may stay in {self.store.where}{self._lost}")
+            stays = (
+                f"partition {self.created}"
+                if self.created
+                else "the attachment of this job to its IPUs"
+            )
+            self.console.warn(
+                f"the release of this job's IPUs was interrupted; {stays} may remain in "
+                f"{self.store.where}{self._lost}"
+            )
             raise
 
     @property
@@ -371,7 +385,10 @@ class _JobPartition:
         from poprun_py.planning.pod_state import shape_text
 
         shape = shape_text(self.replaced)
-        return f"; partition {self.replaced.name}, which had {shape}, may be missing: make it anew"
+        return (
+            f"; partition {self.replaced.name}, which had {shape}, may be missing; create the "
+            "partition again"
+        )
 
     def _give_back_partition(self) -> None:
         """Remove the partition that this job created, and create the replaced partition again."""
@@ -389,7 +406,10 @@ class _JobPartition:
         except UnknownNameError:
             pass
         except InUseError as error:
-            self.console.warn(f"the partition stays, since others use it too: {error}")
+            self.console.warn(
+                f"partition {name} is not removed, because other jobs use the partition too: "
+                f"{error}"
+            )
         self.created = ""
         if old is not None:
             from poprun_py.planning.pod_state import shape_text
@@ -398,7 +418,9 @@ class _JobPartition:
             # created a partition of the same name.
             with contextlib.suppress(NameTakenError):
                 self.store.create_partition(_request_of(old))
-                self.console.log(f"partition {old.name} is as before: {shape_text(old)}")
+                self.console.log(
+                    f"partition {old.name} has its earlier shape again: {shape_text(old)}"
+                )
         self.replaced = None
 
     def _debug(self, line: str) -> None:

@@ -174,18 +174,18 @@ def _require_wandb(option: str) -> None:
     # ``find_spec`` also finds a folder named wandb, such as the folder in which wandb stores its
     # runs. For a plain folder, ``spec.origin`` is None.
     if spec is None or spec.origin is None:
-        raise UsageError(f"{option}: the package wandb is not installed: pip install wandb")
+        raise UsageError(f"{option}: the package wandb is not installed; run pip install wandb")
 
 
 def _make_folder(folder: str, option: str) -> None:
     path = Path(folder)
-    expected = f"{option}: expected a folder that can be made and written to"
+    expected = f"{option}: expected a folder that can be created and written to"
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{expected}: {error.strerror}") from None
+        raise UsageError(f"{expected} ({error.strerror})") from None
     if not os.access(path, os.W_OK | os.X_OK):
-        raise UsageError(f"{expected}: Permission denied")
+        raise UsageError(f"{expected} (Permission denied)")
 
 
 def _check_file(
@@ -196,11 +196,14 @@ def _check_file(
     folder = path.parent
     if not folder.is_dir() or path.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(
-            f"{option}: expected the path of a file in a folder that is there and can be written to"
+            f"{option}: expected the path of a file in an existing folder with write permission"
         )
     if path.exists() and not path.is_file():
-        raise UsageError(f"{option}: {path} is not a regular file: give another path")
+        raise UsageError(f"{option}: {path} is not a regular file; give the path of a regular file")
     files = [each.where for each in others if each.tool in (CSV, JSONL)]
     if files.count(destination.where) > 1:
-        raise UsageError(f"{option}: two destinations name this file: give each its own")
+        raise UsageError(
+            f"{option}: two destinations of the metrics name this file; give each destination its "
+            "own file"
+        )
     require_new(path, option, "remove this file")

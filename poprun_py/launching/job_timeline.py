@@ -37,13 +37,13 @@ _LEAST_BYTES: Final = 1 << 18
 
 
 _EMPTY: Final = (
-    "the program used nothing that is recorded: calls of PopTorch models, loops with an optimizer "
-    "of torch, collectives of popdist_py, and popdist_py.span()"
+    "the program used none of the operations that a timeline records: calls of PopTorch models, "
+    "loops with an optimizer of torch, collectives of popdist_py, and popdist_py.span()"
 )
 _EMPTY_WITHOUT_LOOPS: Final = (
-    "the program used nothing that is recorded: calls of PopTorch models, collectives of "
-    "popdist_py, and popdist_py.span(); POPDIST_COUNT_STEPS=no turns off recording loops with an "
-    "optimizer of torch"
+    "the program used none of the operations that a timeline records: calls of PopTorch models, "
+    "collectives of popdist_py, and popdist_py.span(); POPDIST_COUNT_STEPS=no turns off the "
+    "recording of loops with an optimizer of torch"
 )
 
 
@@ -79,8 +79,8 @@ class JobTimeline:
         folder = self._path.parent
         if not folder.is_dir() or self._path.is_dir() or not os.access(folder, os.W_OK):
             raise UsageError(
-                f"{config.shown('timeline')}: expected the path of a file in a folder that is "
-                "there and can be written to"
+                f"{config.shown('timeline')}: expected the path of a file in an existing folder "
+                "with write permission"
             )
         from popdist_py.timeline.folder import TRACE_BEGINNINGS
 
@@ -102,7 +102,7 @@ class JobTimeline:
                 self.close()
                 self._temporary = make_launcher_folder()
             folder = Path(self._temporary.path, f"{_FOLDER}-{self._first + len(self._folders)}")
-        with start_errors(f"{folder} cannot be made"):
+        with start_errors(f"the folder {folder} cannot be created"):
             folder.mkdir(mode=0o700)
         self._folders.append(folder)
         if len(self._folders) > _MOST_ATTEMPTS:
@@ -139,14 +139,16 @@ class JobTimeline:
         if is_empty(merged):
             return f"{parts[0]}, because {_EMPTY if self._records_loops else _EMPTY_WITHOUT_LOOPS}"
         if merged.num_dropped:
-            parts[0] += f", {counted(merged.num_dropped, 'older one', ',')} dropped"
+            parts[0] += f", {counted(merged.num_dropped, 'older span', ',')} dropped"
         if self._has_dropped:
-            parts.append(f"of the last {_MOST_ATTEMPTS} attempts")
+            parts.append(f"only the last {_MOST_ATTEMPTS} attempts are included")
         if merged.spans_hosts:
-            parts.append(f"clocks of the hosts agree to {merged.clock_error / 1e6:.3f} ms")
+            parts.append(f"the clocks of the hosts agree to {merged.clock_error / 1e6:.3f} ms")
         if merged.waited_for:
-            parts.append(f"others waited {merged.waited / 1e9:.3g} s for {merged.waited_for}")
-        return "; ".join([*parts, *merged.troubles, "open it at ui.perfetto.dev"])
+            parts.append(
+                f"other instances waited {merged.waited / 1e9:.3g} s for {merged.waited_for}"
+            )
+        return "; ".join([*parts, *merged.troubles, "open the file at ui.perfetto.dev"])
 
     def keep(self) -> list[Path]:
         """Protect the folders of spans from removal by ``close``, and return their paths."""

@@ -111,7 +111,7 @@ def launch(
     if warning := _separate_models(result):
         console.warn(warning)
     seconds = time.monotonic() - began
-    console.log(f"ended with exit code {result.exit_code} after {seconds:.2f} s")
+    console.log(f"the job ended with exit code {result.exit_code} after {seconds:.2f} s")
     return replace(
         result,
         run_id=record.run_id,
@@ -130,7 +130,7 @@ def _tell_before_start(planned: LaunchPlan, console: Console) -> None:
 
         console.log(f"running: {command_summary(planned.command)}")
     if planned.network:
-        console.log(f"the hosts talk to one another over {planned.network}")
+        console.log(f"the hosts communicate over the network {planned.network}")
     if planned.topology.instances_per_host > 1:
         _warn_of_little_shared_memory(console)
 
@@ -145,10 +145,10 @@ def _warn_of_little_shared_memory(console: Console) -> None:
             # Measured with two instances that use TCP instead of /dev/shm: a message of 4 bytes
             # takes 9 us instead of 2 us, and a message of 26 MB takes 100 ms instead of 28 ms.
             console.warn(
-                f"{_SHARED_MEMORY} has {bytes_text(free)} free, and MPI wants 16 MiB for each "
-                "instance: its own messages within this host take TCP, some 4 times as long; "
-                "popdist's collectives do not. Make it larger: docker run --shm-size=1g, mount -o "
-                f"remount,size=1g {_SHARED_MEMORY}"
+                f"{_SHARED_MEMORY} has only {bytes_text(free)} free, but MPI needs 16 MiB for each "
+                "instance. MPI's own messages within this host therefore use TCP and take about 4 "
+                f"times as long; popdist's collectives are not affected. Enlarge {_SHARED_MEMORY} "
+                f"with docker run --shm-size=1g, or with mount -o remount,size=1g {_SHARED_MEMORY}"
             )
 
 
@@ -158,10 +158,11 @@ def _separate_models(result: LaunchResult) -> str:
     if result.exit_code != 0 or count < 2 or not all(r.trained_alone for r in result.instances):
         return ""
     return (
-        f"each of the {count} instances has trained a model of its own: none has communicated with "
-        "another one. Train one model together with DistributedDataParallel, horovod.torch or a "
-        "poptorch.trainingModel; a trainer that looks for GPUs may need to be told that it runs on "
-        "CPUs. Where separate models are meant, set POPDIST_SEPARATE_MODELS=1"
+        f"each of the {count} instances has trained a separate model, because no instance "
+        "communicated with another instance. To train one model together, use "
+        "DistributedDataParallel, horovod.torch or a poptorch.trainingModel; a trainer that looks "
+        "for GPUs may need an option to use CPUs. If separate models are wanted, set "
+        "POPDIST_SEPARATE_MODELS=1"
     )
 
 
@@ -169,6 +170,7 @@ def _require_main_thread() -> None:
     threading = sys.modules.get("threading")
     if threading is not None and threading.current_thread() is not threading.main_thread():
         raise StartError(
-            "a plan is run in the main thread only, which gets the signals; poprun_py.launch runs "
-            "it in a process of its own"
+            "a plan can only be launched in the main thread, because only the main thread receives "
+            "signals; in another thread, call poprun_py.launch, which launches the job in a "
+            "separate process"
         )

@@ -142,8 +142,8 @@ def inside(folder: str) -> Iterator[None]:
             os.chdir(folder)
         except OSError as error:
             raise StartError(
-                f"the plan runs in the folder {folder} where it was made: {error.strerror}; make "
-                "the folder, or make a new plan"
+                f"the working folder {folder} of the plan cannot be entered ({error.strerror}); "
+                "create the folder, or make a new plan"
             ) from None
         yield
     finally:

@@ -199,8 +199,8 @@ def change_text(before: LaunchPlan, after: LaunchPlan) -> str:
         return (
             f"{counted(after.topology.num_instances, 'instance')} with "
             f"{counted(after.topology.num_local_replicas, 'replica')} each, instead of "
-            f"{before.topology.num_instances}"
+            f"{counted(before.topology.num_instances, 'instance')}"
         )
     if after.config.oversubscribe and not before.config.oversubscribe:
-        return "the instances share cores, because each one is a replica of its own"
+        return "the instances share cores, because fewer instances would train with fewer replicas"
     return ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from popdist_py.errors import counted
 from poprun_py.display.formatting import duration_text
 from poprun_py.running.supervise.launch_result import LaunchResult
 from poprun_py.running.watch.phases import RESTART_PARTS, Phases
@@ -58,10 +57,9 @@ class RestartCost:
             if round(seconds, 2)
         ]
         seconds = duration_text(round(self.seconds, 2))
-        again = counted(self.num_repeated_steps, "finished step")
         return (
-            f"took {seconds} from the failure to the next training step "
-            f"({', '.join(parts)}); {again} computed again"
+            f"took {seconds} from the failure to the next training step ({', '.join(parts)}); "
+            f"finished training steps that were computed again: {self.num_repeated_steps}"
         )
 
 

@@ -110,10 +110,16 @@ class RunFolder:
             self._make(is_new)
             descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise UsageError(f"{option} {self._parent}: {error.strerror}") from None
+            raise UsageError(
+                f"{option} {self._parent}: the folder of the run cannot be created "
+                f"({error.strerror})"
+            ) from None
         if not os.access(self.path, os.W_OK | os.X_OK):
             os.close(descriptor)
-            raise UsageError(f"{option} {self._parent}: files cannot be made in it")
+            raise UsageError(
+                f"{option} {self._parent}: no files can be created in the folder of the run, "
+                f"{self.path}"
+            )
         return descriptor
 
     def _make(self, is_new: bool) -> None:
@@ -139,7 +145,7 @@ class RunFolder:
                 if not tries_left:
                     raise UsageError(
                         f"{RUN_ID}={self.run_id}: the run of this name in {self._parent} has not "
-                        "ended; wait for it, or give this one another name"
+                        "ended; wait for its end, or give this run another name"
                     ) from None
             except OSError:
                 return  # the file system does not support locks
@@ -153,14 +159,14 @@ class RunFolder:
             report = read_json(path.read_text(encoding="utf-8"))
             attempts = report["attempts"]
             if not isinstance(attempts, list) or not all(isinstance(a, dict) for a in attempts):
-                raise ValueError("no list of attempts")
+                raise ValueError("the key attempts is not a list of objects")
         except FileNotFoundError:
             return
         except (OSError, ValueError, TypeError, KeyError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UsageError(
-                f"{path} is no report of a run ({reason}): move it away, or give this run another "
-                f"{RUN_ID}"
+                f"{path} is not the report of a run ({reason}); move the file away, or give this "
+                f"run another {RUN_ID}"
             ) from None
         self._began_at = report.get("began_at") or self._began_at
         earlier = report.get("tags")
@@ -176,7 +182,7 @@ class RunFolder:
         try:
             link_latest(self._parent, self.path.name)
         except OSError as error:
-            self.trouble = f"{self._parent} has no link {LATEST}: {error.strerror}"
+            self.trouble = f"the link {self._parent / LATEST} cannot be updated: {error.strerror}"
 
     def close(self) -> None:
         """Unlock the run's folder, so that other launchers can continue the run.
@@ -225,7 +231,10 @@ class RunFolder:
         try:
             number, path = self._make_attempt()
         except OSError as error:
-            trouble = f"{planned.config.named('output_dir')} {self.path}: {error.strerror}"
+            trouble = (
+                f"{planned.config.named('output_dir')} {self.path}: the folder of the attempt "
+                f"cannot be created ({error.strerror})"
+            )
             if not restart_count:
                 raise UsageError(trouble) from None
             self.trouble = trouble
@@ -271,7 +280,9 @@ class RunFolder:
         try:
             write_whole(folder / "plan.json", json.dumps(document, indent=2) + "\n")
         except OSError as error:
-            self.trouble = f"{folder} has no plan: {error.strerror}"
+            self.trouble = (
+                f"the plan of the attempt cannot be written to {folder}: {error.strerror}"
+            )
 
     def note_restart(self, cost: RestartCost) -> None:
         """Note the cost of the restart before the current attempt, for the attempt's end."""
@@ -310,10 +321,12 @@ class RunFolder:
             self._make_if_removed()
             write_whole(path, json.dumps(report, indent=2) + "\n")
         except OSError as error:
-            self.trouble = f"{self.path} has no report: {error.strerror}"
+            self.trouble = (
+                f"the report of the run cannot be written to {self.path}: {error.strerror}"
+            )
             brief = json.dumps(_brief(report)) + "\n"
             if _overwrite(path, brief.encode()):
-                self.trouble = f"{path} is shortened: {error.strerror}"
+                self.trouble = f"{path} contains only a short report: {error.strerror}"
 
     def _report(self, ending: dict[str, Any] | None) -> dict[str, Any]:
         """Return the contents of report.json; ``ending`` is None until the run has ended."""

@@ -42,8 +42,8 @@ def choose_run_name(config: LaunchConfig, environ: Mapping[str, str]) -> RunName
         return RunName(new_run_id(environ))
     if environ.get(RUN_ID) and not is_inside:
         raise UsageError(
-            f"{config.shown('run_name')} and {RUN_ID}={shortened(environ[RUN_ID])} exclude one "
-            f"another: give --run-name for a new run, or {RUN_ID} to continue a run"
+            f"{config.shown('run_name')} and {RUN_ID}={shortened(environ[RUN_ID])} cannot be used "
+            f"together; give only --run-name to start a new run, or only {RUN_ID} to continue a run"
         )
     return RunName(name, is_for_new_run=True)
 
@@ -73,7 +73,8 @@ def new_run_id(environ: Mapping[str, str]) -> str:
         return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
     if not is_folder_name(given):
         raise UsageError(
-            f"{RUN_ID}={shortened(repr(given))}: expected the name of a folder: a letter or "
-            f"digit, then letters, digits, '.', '_' and '-', at most 128 in all, and not {LATEST!r}"
+            f"{RUN_ID}={shortened(repr(given))}: expected a folder name other than {LATEST!r}, "
+            "with at most 128 letters, digits, '.', '_' and '-', of which the first is a letter or "
+            "digit"
         )
     return given

@@ -103,7 +103,7 @@ class RunRecord:
                 self._timeline = JobTimeline(planned, path)
                 opened.callback(self._timeline.close)
             if self.run_id == name.text:
-                console.log(f"the run is {self.run_id}")
+                console.log(f"the name of the run is {self.run_id}")
             else:
                 console.tell(_renamed_text(name.text, self.run_id, config))
             if self._metrics is not None:
@@ -227,8 +227,8 @@ class RunRecord:
             reason = self._explain(error, "the timeline")
             folders = shlex.join(map(str, self._timeline.keep()))
             self._console.warn(
-                f"{reason}; python -m popdist_py.timeline {folders} makes the timeline from "
-                "the spans there"
+                f"{reason}; to make the timeline from the recorded spans, run python -m "
+                f"popdist_py.timeline {folders}"
             )
             return
         if merged is not None:
@@ -259,10 +259,10 @@ class RunRecord:
             return RunFiles(folder.absolute()).page
         except (OSError, KeyboardInterrupt) as error:
             reason = self._explain(error, "the page of the run")
-            self._console.warn(f"{reason}; {command} writes it")
+            self._console.warn(f"{reason}; to write the page, run {command}")
         except ModuleNotFoundError as error:
             reason = missing_package_text(error.name or "") or str(error)
-            self._console.warn(f"the page of the run is not written: {reason}, then {command}")
+            self._console.warn(f"the page of the run is not written: {reason}; then run {command}")
         except Exception as error:  # reading a damaged file of the run can raise any exception
             self._console.warn(f"the page of the run cannot be written ({error})")
         return None
@@ -272,11 +272,11 @@ class RunRecord:
         if isinstance(error, OSError):
             return explain_os_error(error, f"{what} cannot be written")
         self.was_interrupted = True
-        return f"{what} is not written: interrupted"
+        return f"{what} is not written, because the launcher was interrupted"
 
 
 def _renamed_text(given: str, run_id: str, config: LaunchConfig) -> str:
     path = f"{config.output_dir}/{given}"
     # A file of this name is not a run that another launch could continue.
-    hint = f" ({RUN_ID}={given} continues it)" if Path(path).is_dir() else ""
-    return f"the run is {run_id}: {path} exists already{hint}"
+    hint = f" ({RUN_ID}={given} continues the run {given})" if Path(path).is_dir() else ""
+    return f"the name of the run is {run_id}, because {path} already exists{hint}"

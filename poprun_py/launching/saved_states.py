@@ -82,7 +82,9 @@ class SavedStates:
                 start_new_session=True,
             )
         except OSError as error:
-            self._console.warn(f"the state in memory is not copied to the disk: {error}")
+            self._console.warn(
+                f"the programs' state in memory cannot be copied to the disk: {error}"
+            )
 
     def _end(self) -> dict[str, int]:
         """Wait for the copy, if one was begun; return the steps on the disk, by folder."""
@@ -94,9 +96,13 @@ class SavedStates:
         except subprocess.TimeoutExpired:
             copy.kill()
             out, problem = copy.communicate()
-            problem = f"no end after {_COPY_SECONDS:g} s"
+            problem = f"the copy did not end within {_COPY_SECONDS:g} s"
         if copy.returncode:
-            reason = problem.strip().splitlines()[-1:] or [f"exit code {copy.returncode}"]
-            self._console.warn(f"the state in memory is not copied to the disk: {reason[0]}")
+            reason = problem.strip().splitlines()[-1:] or [
+                f"the process that copies the state ended with exit code {copy.returncode}"
+            ]
+            self._console.warn(
+                f"the programs' state in memory cannot be copied to the disk: {reason[0]}"
+            )
             return {}
         return dict(json.loads(out)) if out else {}

@@ -81,4 +81,4 @@ class Wait:
     def _refusal(self, reason: str) -> str:
         if self._config.wait_for_resources is None:
             return reason
-        return f"{reason} ({self._config.shown('wait_for_resources')}: the time is over)"
+        return f"{reason} (the time of {self._config.shown('wait_for_resources')} is over)"

@@ -166,8 +166,8 @@ def _require_different_machines(reports: Mapping[str, HostReport]) -> None:
         other = seen.setdefault((report.hostname, addresses), name)
         if addresses and other != name:
             raise StartError(
-                f"hosts {other} and {name} are the same machine ({report.hostname}); name it once, "
-                "with name:slots for several instances"
+                f"hosts {other} and {name} are the same machine ({report.hostname}); give the "
+                "machine once, with name:slots for several instances"
             )
 
 
@@ -236,27 +236,37 @@ def _installation(
     theirs: Mapping[str, Any], ours: Mapping[str, Any], request: ProbeRequest
 ) -> list[Check]:
     """Check that the host has the same software as this machine, at the same paths."""
-    copy = "install the same on every host, or copy it: --synchronise-python-venv yes"
+    copy = (
+        "install the same version on every host, or copy this environment with "
+        "--synchronise-python-venv yes"
+    )
     pairs = [
         ("Python", theirs["python"], ours["python"], copy),
-        ("MPI", theirs["mpirun"], ours["mpirun"], f"expected {request.mpirun} there; {copy}"),
-        ("poprun-py", theirs["poprun"], ours["poprun"], f"expected in {request.root}; {copy}"),
+        ("MPI", theirs["mpirun"], ours["mpirun"], f"expected {request.mpirun} on the host; {copy}"),
+        (
+            "poprun-py",
+            theirs["poprun"],
+            ours["poprun"],
+            f"expected poprun-py in {request.root} on the host; {copy}",
+        ),
         *((n, theirs["packages"].get(n, ""), ours["packages"][n], copy) for n in ours["packages"]),
     ]
     checks = [_compare(name, there, here, fix) for name, there, here, fix in pairs if there or here]
-    share = "put it on a shared file system, or copy its folder: --sync DIR"
+    share = "use a shared file system, or copy the folder of the program with --sync DIR"
     if request.program:
         state = theirs["program"]
-        fault = "" if state == "ok" else f"{request.program} is {state} there"
+        fault = "" if state == "ok" else f"the program {request.program} is {state} on the host"
         checks.append(_check("program", state, fault, share))
     state = "ok" if theirs["folder"] else "missing"
-    fault = "" if theirs["folder"] else f"the working folder {request.folder} is missing there"
+    fault = (
+        "" if theirs["folder"] else f"the working folder {request.folder} is missing on the host"
+    )
     return [*checks, _check("folder", state, fault, share)]
 
 
 def _compare(name: str, there: str, here: str, fix: str) -> Check:
     short = there.rpartition(" ")[2] if name == "MPI" else there
-    fault = f"{name} is {there or 'missing'} there and {here or 'none'} here"
+    fault = f"{name} is {there or 'missing'} on the host and {here or 'missing'} on this machine"
     return _check(name, short or "missing", "" if there == here else fault, fix)
 
 
@@ -274,23 +284,26 @@ def _resources(report: HostReport) -> list[Check]:
     # Each tuple has a check's name, its result, whether the result is good, a problem and a fix.
     results = [
         ("network", interface.name if interface else "none", interface is not None,
-         "no network but loopback is up", "check: ip address"),
+         "the host has no network other than loopback", "check the output of ip address"),
         ("clock", "ok" if off <= _MAX_CLOCK_SECONDS else f"{off:.1f} s off",
-         off <= _MAX_CLOCK_SECONDS, f"its clock is {off:.1f} s off", "run an NTP client"),
+         off <= _MAX_CLOCK_SECONDS, f"the clock of the host is {off:.1f} s off",
+         "run an NTP client on the host"),
         ("free memory", _size(memory), memory is None or memory >= _MIN_MEMORY,
-         f"only {_size(memory)} of memory are free", "end other programs there"),
+         f"only {_size(memory)} of the host's memory are free", "end other programs on the host"),
         ("/dev/shm", _size(shm), shm is not None and shm >= _MIN_SHM,
-         f"/dev/shm has {_size(shm)} free", "enlarge it: mount -o remount,size=1G /dev/shm"),
+         f"the free space in /dev/shm of the host is {_size(shm)}",
+         "enlarge /dev/shm with mount -o remount,size=1G /dev/shm"),
         ("open files", "unlimited" if files is None else str(files),
-         files is None or files >= _MIN_FILES, f"at most {files} open files",
-         "raise the limit: ulimit -n 65536, or nofile in /etc/security/limits.conf"),
+         files is None or files >= _MIN_FILES,
+         f"a process on the host may open at most {files} files",
+         "raise the limit with ulimit -n 65536, or with nofile in /etc/security/limits.conf"),
     ]  # fmt: skip
     back = facts.get("called_back")
     if back is not None:
         results.append(
             (CALLS_BACK, "yes" if back else "no", back,
-             "it cannot open a connection to this machine",
-             "open the firewall, or choose the network: --host-subnet")
+             "the host cannot open a connection to this machine",
+             "open the firewall, or choose another network with --host-subnet")
         )  # fmt: skip
     return [
         _check(name, text, "" if is_good else fault, fix, is_vital=False)
@@ -318,7 +331,9 @@ def raise_first_problem(checks: Mapping[str, Sequence[Check]], also: Sequence[st
     problems = _hosts_of_problems({name: [check] for name, check in first.items() if check})
     for problem, names in problems.items():
         more = len(problems) - 1
-        others = f" ({more} other problem{'s' * (more > 1)}: --check lists all)" if more else ""
+        others = (
+            f" ({more} other problem{'s' * (more > 1)}; --check lists all problems)" if more else ""
+        )
         raise StartError(f"host {compress(names)}: {problem}{others}")
 
 
@@ -376,8 +391,10 @@ def check_hosts(
         network = network_of_hosts(config, hosts, interfaces)
     except StartError as error:
         return HostChecks(groups=groups, network=str(error), has_network=False)
-    name = network.name or "whatever MPI chooses (the hosts share no network)"
-    return HostChecks(groups=groups, network=f"Traffic between the hosts goes over {name}.")
+    sentence = f"Traffic between the hosts goes over {network.name}."
+    if not network.name:
+        sentence = "The hosts share no network, so MPI chooses how the hosts communicate."
+    return HostChecks(groups=groups, network=sentence)
 
 
 def diagnose(

@@ -64,7 +64,7 @@ def parse_host_list(text: str, *, source: str) -> tuple[Host, ...]:
     """
     if any(c.isspace() for c in text):
         raise UsageError(
-            f"{source} {text!r}: expected no blanks inside the list; separate hosts by commas only"
+            f"{source} {text!r}: expected a list without blanks; separate hosts by commas only"
         )
     entries = (_parse_entry(entry, source) for entry in _split(text, source))
     return _unique(itertools.chain.from_iterable(entries), source)
@@ -94,7 +94,7 @@ def parse_host_file(text: str, *, source: str) -> tuple[Host, ...]:
                 for h in _parse_entry(entry, where)
             ]
     if not hosts:
-        raise UsageError(f"{source}: no host in the file; expected one host a line")
+        raise UsageError(f"{source}: the file names no host; expected one host per line")
     return _unique(_merged(hosts, source), source)
 
 
@@ -114,7 +114,8 @@ def _parse_settings(words: Sequence[str], where: str) -> tuple[int | None, str]:
             user = value
         else:
             raise UsageError(
-                f"{where}: {word!r}: expected slots=N, max_slots=N or user=NAME after the host name"
+                f"{where}: {word!r} is not accepted; expected slots=N, max_slots=N or user=NAME "
+                "after the host name"
             )
     return max_slots if slots is None else slots, user
 
@@ -127,7 +128,10 @@ def _merged(hosts: Sequence[Host], source: str) -> list[Host]:
         if before is host:
             continue
         if before.user != host.user:
-            raise UsageError(f"{source}: host {host.name} is given with several users; name one")
+            raise UsageError(
+                f"{source}: host {host.name} is given with several users; give one user for this "
+                "host"
+            )
         slots = sum(1 if each.slots is None else each.slots for each in (before, host))
         found[host.name.lower()] = replace(before, slots=slots)
     return list(found.values())
@@ -136,10 +140,14 @@ def _merged(hosts: Sequence[Host], source: str) -> list[Host]:
 def _split(text: str, source: str) -> list[str]:
     """Split a host list at the commas that are not inside brackets."""
     if set("[]") & set(_BRACKETS.sub("", text)):
-        raise UsageError(f"{source} {text!r}: brackets do not match; expected host[0-2,4]")
+        raise UsageError(
+            f"{source} {text!r}: a bracket has no counterpart; expected a range such as host[0-2,4]"
+        )
     entries = re.sub(f"({_BRACKETS.pattern})|,", lambda match: match[1] or "\n", text).split("\n")
     if "" in entries:
-        raise UsageError(f"{source} {text!r}: empty entry; expected names separated by one comma")
+        raise UsageError(
+            f"{source} {text!r}: an entry is empty; expected names separated by one comma"
+        )
     return entries
 
 
@@ -159,7 +167,7 @@ def _parse_entry(entry: str, source: str) -> list[Host]:
     limit = _slots(slots) if slots is not None else None
     if slots is not None and not limit:
         raise UsageError(
-            f"{source}: {entry!r}: expected name:slots with a whole number of at least 1"
+            f"{source}: {entry!r}: expected name:slots, where slots is a whole number of at least 1"
         )
     if ":" in name:
         return [Host(name=_address(name, source), slots=limit, user=user)]
@@ -168,7 +176,7 @@ def _parse_entry(entry: str, source: str) -> list[Host]:
         if not _NAME.fullmatch(host.name):
             raise UsageError(
                 f"{source}: {host.name!r} is not a host name or address; expected letters, digits, "
-                "points and hyphens"
+                "dots and hyphens"
             )
     return hosts
 
@@ -182,8 +190,8 @@ def _address(text: str, source: str) -> str:
         return IPv6Address(text).compressed
     except AddressValueError:
         raise UsageError(
-            f"{source}: {text!r} is not an IPv6 address; expected one such as fd00::1, with slots "
-            "as [fd00::1]:2"
+            f"{source}: {text!r} is not an IPv6 address; expected an address such as fd00::1, or "
+            "[fd00::1]:2 for an address with 2 slots"
         ) from None
 
 
@@ -199,7 +207,7 @@ def _expand(name: str, source: str) -> list[str]:
         ranges.append(_numbers(each[1:-1], name, source))
         count *= len(ranges[-1])
         if count > MAX_HOSTS:
-            raise UsageError(f"{source}: {name!r}: more than {MAX_HOSTS} hosts")
+            raise UsageError(f"{source}: {name!r}: expected at most {MAX_HOSTS} hosts")
     return [
         "".join(itertools.chain(*zip(texts, (*numbers, ""), strict=True)))
         for numbers in itertools.product(*ranges)
@@ -213,11 +221,11 @@ def _numbers(inside: str, name: str, source: str) -> list[str]:
         first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
         if not match or int(last) < int(first) or len(first) > 9 or len(last) > 9:
             raise UsageError(
-                f"{source}: {name!r}: bad range {part!r}; expected ascending numbers such as "
-                "[0-2,4]"
+                f"{source}: {name!r}: the range {part!r} is not accepted; expected ascending "
+                "numbers such as [0-2,4]"
             )
         if int(last) - int(first) + len(numbers) >= MAX_HOSTS:
-            raise UsageError(f"{source}: {name!r}: more than {MAX_HOSTS} hosts")
+            raise UsageError(f"{source}: {name!r}: expected at most {MAX_HOSTS} hosts")
         numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
     return numbers
 
@@ -262,12 +270,12 @@ def _unique(hosts: Iterable[Host], source: str) -> tuple[Host, ...]:
         # Host names are compared in lower case, because resolvers and ssh ignore letter case.
         if host.name.lower() in found:
             raise UsageError(
-                f"{source}: host {host.name} is given twice; name it once, with name:slots for "
-                "several instances"
+                f"{source}: host {host.name} is given twice; give the host once, with name:slots "
+                "for several instances"
             )
         found[host.name.lower()] = host
         if len(found) > MAX_HOSTS:
-            raise UsageError(f"{source}: more than {MAX_HOSTS} hosts")
+            raise UsageError(f"{source}: expected at most {MAX_HOSTS} hosts")
     return tuple(found.values())
 
 
@@ -311,8 +319,8 @@ def resolve_hosts(
     here = [h.name for h in hosts if h.name.lower() in local]
     if len(here) > 1:
         raise UsageError(
-            f"hosts {here[0]} and {here[1]} are both this machine; name it once, with name:slots "
-            "for several instances"
+            f"hosts {here[0]} and {here[1]} are both this machine; give only one of the names, "
+            "with name:slots for several instances"
         )
     return tuple(replace(h, is_local=h.name.lower() in local) for h in hosts)
 
@@ -340,11 +348,11 @@ def _slurm_hosts(environ: Mapping[str, str], num_instances: int) -> tuple[Host, 
     lacking = [h.name for h, n in zip(hosts[:num_instances], tasks, strict=False) if n < share]
     if lacking and not rest:
         raise UsageError(
-            f"Slurm allocated {counted(tasks[0], 'task')} to {lacking[0]}, "
-            f"{counted(share, 'instance')} {are(share)} planned on it "
+            f"Slurm allocated {counted(tasks[0], 'task')} to {lacking[0]}, but "
+            f"{counted(share, 'instance')} {are(share)} planned on {lacking[0]} "
             f"({counted(num_instances, 'instance')} / "
-            f"{counted(min(len(hosts), num_instances), 'node')}): ask for "
-            f"--ntasks-per-node={share} in sbatch or salloc, or give --num-instances {sum(tasks)}"
+            f"{counted(min(len(hosts), num_instances), 'node')}); give --ntasks-per-node={share} "
+            f"to sbatch or salloc, or give --num-instances {sum(tasks)}"
         )
     return tuple(Host(name=h.name, slots=n) for h, n in zip(hosts, tasks, strict=True))
 
@@ -386,7 +394,7 @@ def parse_tasks_per_node(text: str, num_hosts: int) -> list[int]:
         tasks *= num_hosts
     if len(tasks) != num_hosts:
         raise UsageError(
-            f"SLURM_TASKS_PER_NODE {text!r}: expected the tasks of "
+            f"SLURM_TASKS_PER_NODE {text!r}: expected the numbers of tasks of "
             f"{counted(num_hosts, 'node')}, such as 2(x3)"
         )
     return tasks
@@ -405,7 +413,9 @@ def with_names(hosts: Sequence[Host]) -> tuple[Host, ...]:
     for host in hosts:
         name = _name_of_address(host) if ":" in host.name else host.name
         if any(name.lower() == each.name.lower() for each in named):
-            raise UsageError(f"host {host.name} is {name}, which is given too; give it once")
+            raise UsageError(
+                f"the name of host {host.name} is {name}, which is also given; give the host once"
+            )
         named.append(replace(host, name=name))
     return tuple(named)
 
@@ -417,6 +427,7 @@ def _name_of_address(host: Host) -> str:
         return socket.getnameinfo((host.name, 0), socket.NI_NAMEREQD)[0]
     except OSError:
         raise UsageError(
-            f"host {host.name} has no name here, and mpirun takes no IPv6 address; add a line such "
-            f"as '{host.name} node1' to /etc/hosts, or give a name that resolves to it"
+            f"no name of host {host.name} is known on this machine, and mpirun does not accept "
+            f"IPv6 addresses; add a line such as '{host.name} node1' to /etc/hosts, or give a host "
+            "name that resolves to the address"
         ) from None

@@ -82,8 +82,8 @@ def parse_subnet(text: str, option: str = "--host-subnet") -> Subnet | str:
     elif _INTERFACE_NAME.fullmatch(text):
         return text
     raise UsageError(
-        f"{option} {text!r}: {said}expected an interface name such as eth0, or a CIDR such as "
-        "10.1.0.0/16 or fd00:1::/64"
+        f"{option} {text!r}: {said}expected an interface name such as eth0, or a network in CIDR "
+        "notation such as 10.1.0.0/16 or fd00:1::/64"
     )
 
 
@@ -141,7 +141,8 @@ def wanted_network(
         if not matching:
             usable = ", ".join(f"{i.name} ({i.subnet})" for i in own if i.carries_traffic)
             raise StartError(
-                f"host {host} is not on {option} {wanted}; it has {usable or 'no network'}"
+                f"host {host} has no network {wanted}, which {option} names; the networks of the "
+                f"host are: {usable or 'none'}"
             )
         members[host] = min(matching, key=lambda i: i.subnet.version)
     return _make_network(wanted, members)
@@ -231,6 +232,6 @@ def listen_address(others: Sequence[Host], network: str) -> str:
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise StartError(
-            f"host {name} cannot be reached ({reason}); check the name, or choose the network: "
-            "--host-subnet"
+            f"host {name} cannot be reached ({reason}); check the host name, or choose the network "
+            "with --host-subnet"
         ) from None

@@ -162,9 +162,9 @@ def _explain_no_report(host: str, code: int, stderr: str) -> Problem:
     # If ssh itself failed (exit code 255), a missing file in the error message is not Python.
     if code in (126, 127) or (no_python and code != 255):
         return Problem(
-            f"{sys.executable} does not run there",
-            "install the same environment at the same path, or copy it: --synchronise-python-venv "
-            "yes",
+            f"{sys.executable} does not run on the host",
+            "install the same environment at the same path, or copy this environment with "
+            "--synchronise-python-venv yes",
         )
     is_of_ssh = code == 255 or "srun:" in stderr
     return explain_ssh_error(host, stderr, "ssh" if is_of_ssh else sys.executable)

@@ -233,7 +233,9 @@ class LeaseFolder:
         if mode & 0o022 and not mode & stat.S_ISVTX:
             self.close()
             raise PermissionError(
-                errno.EPERM, f"others may replace files in it (chmod 1777 {path})", str(path)
+                errno.EPERM,
+                f"other users can replace files in this folder; run chmod 1777 {path}",
+                str(path),
             )
 
     def close(self) -> None:
@@ -277,7 +279,9 @@ class LeaseFolder:
                     return False
             if now > deadline:
                 raise TimeoutError(
-                    errno.ETIMEDOUT, "another process keeps it locked", str(self.path)
+                    errno.ETIMEDOUT,
+                    "another process keeps this folder of leases locked",
+                    str(self.path),
                 )
             time.sleep(_MUTEX_PAUSE_SECONDS)
         self._other_user_seconds = _OTHER_USER_SECONDS
@@ -298,7 +302,9 @@ class LeaseFolder:
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
                 return self._create(record)
         raise FileNotFoundError(
-            errno.ENOENT, "it was removed, or other processes remove new files", str(self.path)
+            errno.ENOENT,
+            "the folder was removed, or other processes remove new files from it",
+            str(self.path),
         )
 
     def _create(self, record: RecordT) -> HeldFile[RecordT]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from popdist_py.errors import counted
 from poprun_py.display.formatting import numbered, ranges_text
 from poprun_py.display.tables import aligned_rows
 from poprun_py.machines.lease_files import LeaseRecord, QueueRecord, Record
@@ -34,11 +35,13 @@ def job_text(record: Record) -> str:
 def leases_text(leases: Sequence[LeaseRecord]) -> str:
     """Return one line that tells which jobs hold which CPUs, and since when."""
     jobs = [
-        f"{job_text(each)} has {numbered('CPU', each.cpus)} since {_clock(each.since)}"
+        f"{job_text(each)} has held {numbered('CPU', each.cpus)} since {_clock(each.since)}"
         for each in leases[:_MAX_LISTED]
     ]
     more = len(leases) - _MAX_LISTED
-    return ", ".join(jobs) + (f", and {more} more (--print-leases)" if more > 0 else "")
+    return ", ".join(jobs) + (
+        f", and {counted(more, 'more job')} (--print-leases lists all)" if more > 0 else ""
+    )
 
 
 def sharing_text(
@@ -58,8 +61,10 @@ def sharing_text(
     """
     held = cpus_of(leases)
     shared = held if cpus is None else held.intersection(cpus)
-    advice = "; --share-cores no refuses, --wait-for-resources waits" if has_advice else ""
-    return f"sharing {_cpus_text(shared, host)} with {_first_of(leases)}{advice}"
+    advice = (
+        "; to avoid sharing, give --share-cores no or --wait-for-resources" if has_advice else ""
+    )
+    return f"this job shares {_cpus_text(shared, host)} with {_first_of(leases)}{advice}"
 
 
 def refusal_text(
@@ -79,19 +84,19 @@ def refusal_text(
         free: The CPUs that no job holds, if they are known.
         has_waited: Whether the job has waited for CPUs as long as it may.
     """
-    waits = "" if has_waited else ", --wait-for-resources waits"
-    text = f"--share-cores yes shares{waits}: "
+    waits = "" if has_waited else " or --wait-for-resources"
+    text = f"this job got no CPUs; add --share-cores yes{waits}: "
     more = len(queue or leases) - 1
     if queue:
         of_host = f" of host {_cut(host)}" if host else ""
-        text += f"{_holder_text(queue[0])} waits for CPUs{of_host} before this job"
+        text += f"{_holder_text(queue[0])} is ahead in the queue for CPUs{of_host}"
     elif leases:
         text += f"{_holder_text(leases[0])} holds {_cpus_text(leases[0].cpus, host)}"
     else:
         text += "no other job holds CPUs now"
     additions = (
         f"; {_cpus_text(free)} {'is' if len(free) == 1 else 'are'} free" if free else "",
-        f"; {more} more: --print-leases" if more > 0 else "",
+        f"; {counted(more, 'more job')}: --print-leases" if more > 0 else "",
     )
     limit = _MAX_REFUSAL - _MAX_WAIT_OPTION if has_waited else _MAX_REFUSAL
     for addition in additions:
@@ -101,7 +106,7 @@ def refusal_text(
 
 
 def _first_of(jobs: Sequence[Record]) -> str:
-    more = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
+    more = f" and {counted(len(jobs) - 1, 'more job')}" if len(jobs) > 1 else ""
     return f"{_holder_text(jobs[0])}{more}"
 
 

@@ -48,7 +48,9 @@ def leases_folder(environ: Mapping[str, str]) -> Path | None:
         return None
     if given:
         if not given.startswith("/") or "\0" in given:
-            raise ValueError(f"{FOLDER_VARIABLE} {given!r}: expected an absolute path, or none")
+            raise ValueError(
+                f"{FOLDER_VARIABLE} {given!r}: expected the absolute path of a folder, or none"
+            )
         return Path(given)
     base = next((base for base in _BASES if os.access(base, os.W_OK | os.X_OK)), _BASES[-1])
     return Path(base, _FOLDER_NAME)
@@ -248,7 +250,9 @@ def decide_on_table(folder: LeaseFolder, decide: Callable[[LeaseTable], Decision
             return decide(table)
         # The pause is random, so that two jobs in conflict do not retry at the same moment.
         time.sleep(_PAUSE_SECONDS * os.urandom(1)[0] / 255)
-    raise OSError(errno.EBUSY, "other jobs take CPUs all the time", str(folder.path))
+    raise OSError(
+        errno.EBUSY, "other jobs took the CPUs first in every attempt; try again", str(folder.path)
+    )
 
 
 def all_records(

@@ -126,15 +126,18 @@ class Machine:
             raise HardwareError(_NO_MACHINE)
         if data["version"] != HARDWARE_VERSION:
             raise HardwareError(
-                f"saved machine of version {data['version']!r}: expected version "
-                f"{HARDWARE_VERSION}; write it again with --print-hardware=json of this poprun-py"
+                f"the saved machine has version {data['version']!r}; expected version "
+                f"{HARDWARE_VERSION}; save the machine again with --print-hardware=json of this "
+                "poprun-py"
             )
         try:
             machine = _from_json(data)
         except KeyError as error:
-            raise HardwareError(f"damaged saved machine: {error.args[0]!r} is missing") from None
+            raise HardwareError(
+                f"the saved machine is damaged: the key {error.args[0]!r} is missing"
+            ) from None
         except (TypeError, ValueError, OverflowError) as error:
-            raise HardwareError(f"damaged saved machine: {error}") from None
+            raise HardwareError(f"the saved machine is damaged: {error}") from None
         _check(machine)
         return machine
 
@@ -159,7 +162,8 @@ def load_machines(text: str, path: str, host_names: Sequence[str]) -> tuple[Mach
         if not any(name in described for name in host_names):
             names = ", ".join(described)
             raise HardwareError(
-                f"it describes {names or 'no host'}; expected {', '.join(host_names)}"
+                f"the file describes {names or 'no host'}; expected a description of "
+                f"{', '.join(host_names)}"
             )
         machines = {
             name: Machine.from_json(described[name])
@@ -168,7 +172,7 @@ def load_machines(text: str, path: str, host_names: Sequence[str]) -> tuple[Mach
         }
     except ValueError as error:
         raise HardwareError(
-            f"{path}: not JSON ({error}); expected the output of --print-hardware=json"
+            f"{path}: the file is not JSON ({error}); expected the output of --print-hardware=json"
         ) from None
     except HardwareError as error:
         raise HardwareError(f"{path}: {error}") from None
@@ -200,7 +204,7 @@ def _check(machine: Machine) -> None:
     node_of = {cpu: node.index for node in machine.numa_nodes for cpu in node.cpus}
     in_nodes = [cpu for node in machine.numa_nodes for cpu in node.cpus]
     problems = {
-        "it has no usable CPU": not machine.usable_cores,
+        "the machine has no usable CPU": not machine.usable_cores,
         "a core has no CPU": not all(core.cpus for core in machine.cores),
         "a CPU is in two cores": len(set(in_cores)) != len(in_cores),
         "a NUMA node is listed twice": len(nodes) != len(machine.numa_nodes),
@@ -208,13 +212,13 @@ def _check(machine: Machine) -> None:
         "a core is in another NUMA node than its CPUs": any(
             node_of.get(cpu) != core.numa_node for core in machine.cores for cpu in core.cpus
         ),
-        "distances are not one for each NUMA node": any(
+        "a NUMA node has more or fewer distances than there are NUMA nodes": any(
             len(node.distances) != len(nodes) for node in machine.numa_nodes
         ),
     }
     contradictions = [text for text, is_so in problems.items() if is_so]
     if contradictions:
-        raise HardwareError(f"damaged saved machine: {'; '.join(contradictions)}")
+        raise HardwareError(f"the saved machine is damaged: {'; '.join(contradictions)}")
 
 
 def _checked(
@@ -244,7 +248,7 @@ def _whole(value: Any, key: str) -> int:
 
 def _cpus(value: Any, key: str) -> tuple[int, ...]:
     if not isinstance(value, str):
-        raise TypeError(f"{key} has {value!r}; expected a list of CPUs such as '0-3,8'")
+        raise TypeError(f"{key} is {value!r}; expected a list of CPUs such as '0-3,8'")
     return parse_cpu_list(value)
 
 
@@ -273,11 +277,14 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
             continue
         match = _RANGE.fullmatch(word)
         if match is None:
-            raise ValueError(f"{word!r} is not a number or range of a CPU list such as 0-3,8")
+            raise ValueError(
+                f"{word!r} is not a CPU number or a range of CPU numbers; expected a list such as "
+                "0-3,8"
+            )
         first, last, used, group = match.groups()
         start, stop = int(first), int(last or first)
         if start > stop or stop >= _MAX_CPU or (group is not None and int(group) == 0):
-            raise ValueError(f"{word!r} is not a range of numbers below {_MAX_CPU}")
+            raise ValueError(f"{word!r} is not an ascending range of CPU numbers below {_MAX_CPU}")
         if group is None:
             numbers.update(range(start, stop + 1))
         else:

@@ -50,9 +50,8 @@ def read_machine(root: Path = Path("/")) -> Machine:
     if not allowed:
         stated = "; ".join(ranges_text(tuple(limit)) for limit in limits if limit)
         raise HardwareError(
-            f"{root}: none of the online {plural('CPU', len(online))} {ranges_text(online)} "
-            "may be used (allowed: "
-            f"{stated}); widen the affinity or the cpuset"
+            f"{root}: none of the online {plural('CPU', len(online))} {ranges_text(online)} may be "
+            f"used (allowed CPUs: {stated}); widen the CPU affinity or the cpuset"
         )
     nodes = _read_nodes(files, online)
     memory_limits = [files.status_list("Mems_allowed_list"), *_allowed(files, "mems")]
@@ -88,7 +87,7 @@ def _online_cpus(files: _KernelFiles) -> tuple[int, ...]:
     )
     if not online:
         raise HardwareError(
-            f"{files.root}: no CPUs found; expected a folder that holds {_CPU} and proc"
+            f"{files.root}: no CPUs were found; expected a folder that contains {_CPU} and proc"
         )
     return online
 

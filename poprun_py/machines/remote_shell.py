@@ -93,14 +93,14 @@ def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, 
         ) from None
     if config.ssh_config is not None:
         if not Path(config.ssh_config).is_file():
-            raise UsageError(f"{config.shown('ssh_config')}: no such file")
+            raise UsageError(f"{config.shown('ssh_config')}: the file does not exist")
         arguments = ("-F", str(Path(config.ssh_config).absolute()), *arguments)
     for word in arguments:
         if not word or any(c.isspace() for c in word):
             # mpirun splits the ssh command at blanks and does not support quotation marks.
             raise UsageError(
-                f"ssh argument {word!r}: expected no blanks in it; put such a setting into the "
-                "file given with --ssh-config"
+                f"ssh argument {word!r}: expected an argument without blanks; put a setting with "
+                "blanks into the file given with --ssh-config"
             )
     return Shell(("ssh", *arguments, *login, *_SSH_OPTIONS))
 
@@ -162,7 +162,7 @@ def _text(file: IO[bytes]) -> str:
 
 @contextlib.contextmanager
 def started(
-    commands: Mapping[str, Sequence[str]], text: bytes = b"", *, fix: str = "install it"
+    commands: Mapping[str, Sequence[str]], text: bytes = b"", *, fix: str = "install the command"
 ) -> Iterator[list[HostProcess]]:
     """Start a command for each host with ``text`` as input; kill running commands at the end.
 
@@ -199,28 +199,29 @@ def started(
 # Patterns in error messages of ssh and srun, each with a description of the problem and a fix.
 _MEANINGS = (
     (r"REMOTE HOST IDENTIFICATION HAS CHANGED|host key .*changed",
-     "its host key differs from the known one",
-     "if the host was reinstalled: ssh-keygen -R {host}"),
+     "the host key of the host differs from the known host key",
+     "if the host was reinstalled, run ssh-keygen -R {host}"),
     (r"Host key verification failed|No .* host key is known",
-     "its host key is not known",
-     "connect once by hand and compare the fingerprint: ssh {host}"),
+     "the host key of the host is not known",
+     "connect once by hand with ssh {host}, and compare the fingerprint"),
     (r"(?s)(Identity file .* not accessible|no such identity).*Permission denied",
-     "a key file for it is missing on this machine", "check --ssh-args and --ssh-config"),
+     "the key file for the host is missing on this machine", "check --ssh-args and --ssh-config"),
     (r"Permission denied|Too many authentication failures|no mutual signature",
-     "ssh wants a password or another key",
-     "install your key there: ssh-copy-id {host}"),
+     "ssh asks for a password or another key",
+     "install your key on the host with ssh-copy-id {host}"),
     (r"Could not resolve hostname|Name or service not known|Temporary failure in name resolution",
-     "the name cannot be resolved",
-     "check its spelling, DNS and /etc/hosts"),
-    (r"Connection refused", "it answers, but no sshd listens",
-     "start sshd there, or give its port: --ssh-args '-p PORT'"),
+     "the host name cannot be resolved",
+     "check the spelling of the name, DNS and /etc/hosts"),
+    (r"Connection refused", "the host answers, but no sshd listens",
+     "start sshd on the host, or give the port of sshd with --ssh-args '-p PORT'"),
     (r"timed out|No route to host|Host is down|Network is unreachable|Connection closed|reset by",
-     "it does not answer",
-     "check that the host and the network are up: ping {host}"),
+     "the host does not answer",
+     "check with ping {host} that the host and the network are up"),
     (r"Bad configuration option|Bad port|Can't open user config|unknown option|usage: ssh",
      "ssh rejects its arguments", "check --ssh-args and --ssh-config"),
     (r"Unable to (contact|confirm|create|allocate)|Invalid node name|srun: error",
-     "Slurm cannot start a step there", "check sinfo, or start by ssh: --host {host},..."),
+     "Slurm cannot start a job step on the host",
+     "check the output of sinfo, or use ssh with --host {host},..."),
 )  # fmt: skip
 
 
@@ -235,8 +236,8 @@ def explain_ssh_error(host: str, stderr: str, command: str) -> Problem:
     for pattern, text, fix in _MEANINGS:
         if re.search(pattern, stderr, re.IGNORECASE):
             return Problem(text, fix.format(host=host))
-    last = " ".join(stderr.split())[-200:] or "without any output"
-    return Problem(f"{command} failed ({last})", f"try by hand: ssh {host} true")
+    last = " ".join(stderr.split())[-200:] or "without output"
+    return Problem(f"{command} failed ({last})", f"check by hand with ssh {host} true")
 
 
 # --- copies of folders --------------------------------------------------------------------------
@@ -261,12 +262,12 @@ def folder_to_sync(path: str, option: str = "--sync") -> Path:
     """
     folder = Path(path).absolute()
     if not folder.is_dir():
-        raise UsageError(f"{option} {path}: no such folder")
+        raise UsageError(f"{option} {path}: the folder does not exist")
     resolved = folder.resolve()
     if len(resolved.parts) < 3 or resolved == Path.home().resolve():
         raise UsageError(
-            f"{option} {path}: {resolved} belongs to the host itself; expected the folder of a "
-            "program"
+            f"{option} {path}: {resolved} is a folder of the system or a home folder; expected the "
+            "folder of a program"
         )
     return resolved if ".." in folder.parts else folder
 
@@ -300,7 +301,7 @@ def sync_folder(
     for start in range(0, len(others), _MAX_COPIES_AT_ONCE):
         batch = others[start : start + _MAX_COPIES_AT_ONCE]
         commands = {name: sync_command(folder, name, shell, links_out=links_out) for name in batch}
-        with started(commands, fix="install it on every host") as running:
+        with started(commands, fix="install rsync on every host") as running:
             for each in running:
                 if each.process.wait():
                     raise StartError(_sync_failure(each.host, folder, each.errors()))
@@ -308,7 +309,7 @@ def sync_folder(
 
 def _sync_failure(host: str, folder: Path, stderr: str) -> str:
     if "rsync: command not found" in stderr or "rsync: not found" in stderr:
-        return f"host {host}: rsync is missing there; install it on every host"
+        return f"host {host}: rsync is not installed on the host; install rsync on every host"
     own = [line for line in stderr.splitlines() if not line.startswith("rsync error: unexplained")]
     return f"host {host}: {explain_ssh_error(host, chr(10).join(own), f'copying {folder}')}"
 

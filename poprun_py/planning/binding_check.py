@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from poprun_py.display.formatting import numbered, ranges_text
+from poprun_py.display.formatting import numbered
 from poprun_py.errors import StartError
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.instance_variables import PLANNED_THREADS
@@ -38,7 +38,7 @@ def check_binding(
         log(f"instance {index} has PID {report.get('pid')}: {_binding_sentence(in_effect)}")
         problems += [f"instance {index} {text}" for text in differences]
     if problems and planned.config.strict_binding:
-        raise StartError(f"{problems[0]} (--strict-binding)")
+        raise StartError(f"{problems[0]}, which --strict-binding does not allow")
     for problem in problems:
         warn(problem)
 
@@ -55,28 +55,32 @@ def binding_differences(plan: Placement, actual: Mapping[str, Any]) -> list[str]
     cpus, nodes = sorted(plan.cpus), sorted(plan.memory_nodes)
     if cpus and actual.get("cpus") != cpus:
         sentences.append(
-            f"runs on {_named('CPU', actual.get('cpus'))} instead of {ranges_text(cpus)}"
+            f"runs on {_named('CPU', actual.get('cpus'))} instead of {_named('CPU', cpus)}"
         )
     policy = actual.get("memory_policy")
     if nodes and (policy != "bind" or actual.get("memory_nodes") != nodes):
         in_effect = actual.get("memory_nodes") or None
-        shown = "cannot be read" if policy is None else f"is {policy}"
-        on = f" on {_named('node', in_effect)}" if in_effect else ""
-        sentences.append(f"memory policy {shown}{on} instead of bind on {_named('node', nodes)}")
+        shown = "an unreadable memory policy" if policy is None else f"the memory policy {policy}"
+        on = f" on {_named('NUMA node', in_effect)}" if in_effect else ""
+        sentences.append(
+            f"has {shown}{on} instead of the memory policy bind on {_named('NUMA node', nodes)}"
+        )
     threads, actual_threads = plan.threads, actual.get("omp_num_threads")
     # The thread count of a program that is ending cannot be read.
     if threads and actual_threads is not None and actual_threads != threads:
-        sentences.append(f"OMP_NUM_THREADS is {actual_threads or 'not set'} instead of {threads}")
+        sentences.append(
+            f"runs with OMP_NUM_THREADS {actual_threads or 'not set'} instead of {threads}"
+        )
     return sentences
 
 
 def _binding_sentence(in_effect: Mapping[str, Any]) -> str:
     if in_effect.get("ended"):
-        return "ended before its binding was read"
+        return "the process ended before its binding was read"
     cpus = _named("CPU", in_effect.get("cpus"))
     policy = in_effect.get("memory_policy") or "unknown"
     nodes = in_effect.get("memory_nodes")
-    on = f" on {_named('node', nodes)}" if nodes else ""
+    on = f" on {_named('NUMA node', nodes)}" if nodes else ""
     threads = {None: "unknown", 0: "not set"}.get(
         in_effect.get("omp_num_threads"), in_effect.get("omp_num_threads")
     )
@@ -87,4 +91,4 @@ def _binding_sentence(in_effect: Mapping[str, Any]) -> str:
 
 
 def _named(noun: str, numbers: Sequence[int] | None) -> str:
-    return numbered(noun, numbers) if numbers else f"{noun}s unknown"
+    return numbered(noun, numbers) if numbers else f"unknown {noun}s"

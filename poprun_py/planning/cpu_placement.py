@@ -125,16 +125,17 @@ def _check_numbers(cores: _Cores, num_instances: int, config: LaunchConfig) -> N
         return
     if num_instances > cpus:
         raise UsageError(
-            f"{num_instances} instances on a host with {counted(cpus, 'usable CPU')}: expected "
-            f"at most {cpus}; start fewer, use more hosts, or allow it with --oversubscribe"
+            f"{num_instances} instances are planned on a host with {counted(cpus, 'usable CPU')}, "
+            f"but at most {cpus} can run there; start fewer instances, use more hosts, or let "
+            "instances share CPUs with --oversubscribe"
         )
     wanted = (config.cores_per_instance or 0) * num_instances
     if wanted > len(cores):
         raise UsageError(
             f"{config.named('cores_per_instance')} {config.cores_per_instance} for "
-            f"{counted(num_instances, 'instance')} needs {counted(wanted, 'core')}: the host "
-            f"has {len(cores)}; ask for at most {len(cores) // num_instances}, or allow it with "
-            "--oversubscribe"
+            f"{counted(num_instances, 'instance')} needs {counted(wanted, 'core')}, but the host "
+            f"has {counted(len(cores), 'core')}; give at most {len(cores) // num_instances}, or "
+            "let instances share cores with --oversubscribe"
         )
 
 
@@ -144,10 +145,10 @@ def _check_shares(shares: Sequence[_Cores], mode: str, config: LaunchConfig) -> 
     for index, share in enumerate(shares):
         if len(share) < wanted and not config.oversubscribe:
             raise UsageError(
-                f"{config.named('cores_per_instance')} {wanted}: {mode} gives local instance "
-                f"{index} only {counted(len(share), 'core')} (of NUMA node "
-                f"{ranges_text(_numa_nodes(share))}); ask for at most {min(map(len, shares))}, or "
-                "use --process-placement packnuma"
+                f"{config.named('cores_per_instance')} {wanted}: the process placement {mode} "
+                f"gives the instance with local rank {index} only {counted(len(share), 'core')} "
+                f"(of NUMA node {ranges_text(_numa_nodes(share))}); give at most "
+                f"{min(map(len, shares))}, or use --process-placement packnuma"
             )
 
 
@@ -291,9 +292,9 @@ def _threads(
     for index, (share, (start, stop)) in enumerate(zip(shares, quota_parts, strict=True)):
         if reserved >= len(share) and reserved > 0 and not config.oversubscribe:
             raise UsageError(
-                f"{config.named('reserve_cores')} {reserved}: local instance {index} has "
-                f"{counted(len(share), 'core')}, at most {len(share) - 1} can be reserved; "
-                "start fewer instances or reserve fewer"
+                f"{config.named('reserve_cores')} {reserved}: the instance with local rank {index} "
+                f"has {counted(len(share), 'core')}, of which at most {len(share) - 1} can be "
+                "reserved; start fewer instances, or reserve fewer cores"
             )
         compute = share[: max(1, len(share) - reserved)]
         count = _fair_count(machine, compute, config)

@@ -152,8 +152,8 @@ def with_instances(config: LaunchConfig, hosts: tuple[Host, ...]) -> LaunchConfi
     for host, machine in zip(hosts, _machines_of(config, hosts, {}), strict=True):
         if machine is None:
             raise UsageError(
-                f"{config.shown('nproc_per_node')}: the CPUs of host {host.name} are not known "
-                "before it is asked; expected a number"
+                f"{config.shown('nproc_per_node')}: the launcher does not know the CPUs of host "
+                f"{host.name} before the launch; give the number of instances per host"
             )
         cpus = sum(len(core.cpus) for core in machine.usable_cores)
         usable.append(min(cpus, machine.quota_cpus or cpus))

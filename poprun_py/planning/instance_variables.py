@@ -269,9 +269,15 @@ def user_variables(
         name, equals, value = _EXPORT.sub("", entry).partition("=")
         if not equals and not _NAME.fullmatch(name):
             # The error message does not contain the value of --env, which may be a secret.
-            raise UsageError(f"{where}: no name of a variable: expected NAME=VALUE or NAME")
+            raise UsageError(
+                f"{where}: an entry does not begin with the name of a variable; expected "
+                "NAME=VALUE or NAME"
+            )
         if not equals and name not in environ:
-            raise UsageError(f"{where} {name}: not set in this environment; give {name}=VALUE")
+            raise UsageError(
+                f"{where} {name}: the variable is not set in the launcher's environment; give "
+                f"{name}=VALUE"
+            )
         value = value if equals else environ.get(name, "")
         check_variable(where, name, value)
         variables[name] = value
@@ -283,7 +289,9 @@ def check_variable(where: str, name: str, value: Any) -> None:
     if not _NAME.fullmatch(name):
         raise UsageError(f"{where} {name!r}: expected NAME=VALUE or NAME")
     if name in INTERNAL_VARIABLES:
-        raise UsageError(f"{where} {name}: poprun-py sets it for itself; choose another name")
+        raise UsageError(
+            f"{where} {name}: only poprun-py may set this variable; choose another name"
+        )
     if not is_word(value):
         raise UsageError(f"{where} {name}: expected a value without NUL characters")
 

@@ -96,10 +96,10 @@ def make_topology(
     for host in hosts:
         if host.slots is not None and host.slots < share:
             raise UsageError(
-                f"host {host.name} has {counted(host.slots, 'slot')}, {counted(share, 'instance')} "
-                f"{are(share)} planned on it "
-                f"({config.shown('num_instances')} / {counted(num_hosts, 'host')}): raise its "
-                "slots, or change the number of instances or the hosts"
+                f"host {host.name} has {counted(host.slots, 'slot')}, but "
+                f"{counted(share, 'instance')} {are(share)} planned on this host "
+                f"({config.shown('num_instances')} / {counted(num_hosts, 'host')}); give the host "
+                "more slots, or change the number of instances or the hosts"
             )
     num_ilds = _num_ilds(config, num_ilds)
     local = config.num_replicas // num_instances
@@ -132,8 +132,9 @@ def _num_ilds(config: LaunchConfig, of_partition: int | None) -> int:
     domains = counted(of_partition, "IPU-Link domain")
     if config.num_ilds not in (None, of_partition):
         raise StartError(
-            f"{config.shown('num_ilds')}, but the partition has {domains}: ask for {of_partition} "
-            "or for none, or let --update-partition yes change the partition"
+            f"{config.shown('num_ilds')} does not match the partition, which has {domains}; give "
+            f"--num-ilds {of_partition}, omit the option, or add --update-partition yes to replace "
+            "the partition"
         )
     if config.num_instances % of_partition:
         raise StartError(

@@ -134,7 +134,8 @@ def _by_instance(config: LaunchConfig) -> dict[int, tuple[str, ...]]:
             raise UsageError(f'{option} {entry!r}: expected INDEX:"ARGS"')
         if int(index) >= config.num_instances:
             raise UsageError(
-                f"{option} {entry!r}: expected an index from 0 to {config.num_instances - 1}"
+                f"{option} {entry!r}: expected the index of an instance, from 0 to "
+                f"{config.num_instances - 1}"
             )
         words = split_args(text, option)
         by_instance[int(index)] = (*by_instance.get(int(index), ()), *words)
@@ -204,8 +205,9 @@ def make_command(inputs: PlanInputs, variables: Sequence[Pairs]) -> tuple[tuple[
         return tuple(words), False
     if len({mpi_arguments.local(index) for index in range(num_instances)}) > 1:
         raise UsageError(
-            f"{config.named('instance_mpi_local_args')}: the command is too long with a part for "
-            f"each of {num_instances} instances; use --mpi-local-args"
+            f"{config.named('instance_mpi_local_args')}: the mpirun command is too long with "
+            f"separate arguments for each of {num_instances} instances; use --mpi-local-args, "
+            "which sets the same arguments for all instances"
         )
     common = set(variables[0]).intersection(*variables)
     shared = tuple(pair for pair in variables[0] if pair in common)
@@ -437,8 +439,8 @@ def _mpich(inputs: PlanInputs, user: Sequence[str]) -> list[str]:
     for host in topology.hosts:
         if host.user and not host.is_local:
             raise UsageError(
-                f"host {host.user}@{host.name}: MPICH's mpirun does not accept a user; expected "
-                "only the name of the host, and its User in ~/.ssh/config"
+                f"host {host.user}@{host.name}: MPICH's mpirun does not accept a user name; give "
+                "only the host name, and set User for the host in ~/.ssh/config"
             )
     if not topology.spans_hosts and "UCX_NET_DEVICES" not in user:
         words += ["-genv", "UCX_NET_DEVICES", LOOPBACK]

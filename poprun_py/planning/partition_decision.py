@@ -104,15 +104,15 @@ class PartitionDecision:
     def sentence(self) -> str:
         """A line for the log that describes the decision about the partition."""
         if self.is_refused:
-            return f"partition: refused: {self.reason}"
+            return f"the job gets no partition: {self.reason}"
         first = {
-            Action.USE: "is used as it is",
+            Action.USE: "is used without a reset",
             Action.RESET: "is reset and used",
             Action.CREATE: "is created",
             Action.UPDATE: "is removed and created again",
-            Action.INHERIT: "is that of the job whose instance started this launch",
+            Action.INHERIT: "is shared with the job that started this launch",
         }[self.action]
-        end = "is removed at the end" if self.removes else "stays"
+        end = "is removed at the end of the job" if self.removes else "stays"
         return f"partition {self.name} of {self.where} {first} ({self.reason}), and {end}"
 
 
@@ -135,7 +135,11 @@ def decide_partition(
     if not named and len(permanent) > 1:
         names = first_of([each.name for each in permanent])
         fitting = _fitting(config, wanted_request(config, ""), now)
-        way = f"use {fitting}" if fitting else f"name one with --vipu-partition or {PARTITION}"
+        way = (
+            f"use {fitting}"
+            if fitting
+            else f"name a partition with --vipu-partition or {PARTITION}"
+        )
         return refusal(now.where, f"{way}: {now.where} has {len(permanent)} partitions ({names})")
     name = named or (permanent[0].name if permanent else new_name)
     existing = next((each for each in now.partitions if each.name == name), None)
@@ -144,7 +148,7 @@ def decide_partition(
         action=Action.CREATE, where=now.where, name=name, num_ipus=request.size
     )
     if existing is None:
-        why = "there is none of this name" if named else "the pod has no other"
+        why = "no partition has this name" if named else "the pod has no other"
         decision = replace(
             decision,
             reason=f"{why}; {shape_text(request)}",
@@ -158,7 +162,9 @@ def decide_partition(
     if outer is not None:
         return _inherit(decision, environ, outer)
     if _fits(existing, request):
-        why = "it fits" if named else "it is the only one, and fits"
+        why = (
+            "the partition fits the job" if named else "the only partition of the pod fits the job"
+        )
         return _use(replace(decision, reason=why), config, request, now, existing)
     return _update(decision, config, request, now, existing)
 
@@ -254,15 +260,15 @@ def _inherit(
     if size > len(outer.ipus):
         return refusal(
             decision.where,
-            "name another partition with --vipu-partition, or use --pod none: "
-            f"{counted(size, 'IPU')} {are(size)} needed, and this launch runs in an "
-            f"instance of {outer.holder.program} (process {outer.holder.pid}), which has "
-            f"{len(outer.ipus)} of partition {decision.name}",
+            "name another partition with --vipu-partition, or use --pod none: this job needs "
+            f"{counted(size, 'IPU')}, but the job runs in an instance of {outer.holder.program} "
+            f"(process {outer.holder.pid}), which has only {len(outer.ipus)} of the IPUs of "
+            f"partition {decision.name}",
         )
     return replace(
         decision,
         action=Action.INHERIT,
-        reason="its instance started this launch",
+        reason="an instance of that job started this launch",
         inherited=replace(outer, ipus=outer.ipus[:size]),
         inherited_gcd=environ.get(GCD),
     )
@@ -283,7 +289,7 @@ def _use(
             f"add --reset-partition yes: partition {existing.name} is in the state ERROR"
             f"{f' ({existing.error})' if existing.error else ''}",
         )
-    waits = "; it is still PENDING" if existing.state is PartitionState.PENDING else ""
+    waits = "; the partition is still PENDING" if existing.state is PartitionState.PENDING else ""
     action = Action.RESET if resets else Action.USE
     decision = replace(decision, action=action, reason=decision.reason + waits)
     if obstacle := _obstacle(config, request, now, existing):
@@ -312,8 +318,8 @@ def _obstacle(
     free = existing.size - len(taken)
     together = " together" if free >= size else ""
     return (
-        f"{in_use_text(existing, held)}: {counted(size, 'IPU')}{together} {are(size)} "
-        f"needed, {free} of {existing.size} {are(free)} free"
+        f"{in_use_text(existing, held)}: this job needs {counted(size, 'IPU')}{together}, and "
+        f"{free} of the {existing.size} IPUs {are(free)} free"
     )
 
 
@@ -338,7 +344,8 @@ def _update(
     """Decide to replace a partition that does not fit the job, or to refuse the launch."""
     old, new = shape_text(existing), shape_text(request)
     misfit = (
-        f"partition {existing.name} does not fit: it has {old}; {new} {are(request.size)} needed"
+        f"partition {existing.name} does not fit this job: the partition has {old}, but the job "
+        f"needs {new}"
     )
     is_own = existing.owner == now.user
     others = [each for each in now.partitions if each is not existing]
@@ -346,14 +353,18 @@ def _update(
         return refusal(now.where, _why_impossible(request, now))
     if not config.update_partition or not is_own:
         ways = _ways_to_fit(config, request, now, existing)
-        owner = f", and it belongs to {existing.owner}" if config.update_partition else ""
+        owner = (
+            f", and the partition belongs to the user {existing.owner}"
+            if config.update_partition
+            else ""
+        )
         if is_own and _has_room(request, now, others):
             ways.append("add --update-partition yes")
         return refusal(now.where, f"{_alternatives(ways)}: {misfit}{owner}")
     decision = replace(
         decision,
         action=Action.UPDATE,
-        reason=f"it had {old}; now {new}",
+        reason=f"the partition had {old}; the new partition has {new}",
         request=request,
         removes=config.remove_partition,
     )
@@ -382,7 +393,7 @@ def _ways_to_fit(
         and request.sync_type in (None, SyncType.C2_COMPATIBLE)
     )
     if may_be_reconfigurable and not existing.reconfigurable:
-        ways.append("use one made with --reconfigurable")
+        ways.append("use a partition made with --reconfigurable")
     return ways or ["name another partition with --vipu-partition"]
 
 
@@ -399,7 +410,7 @@ def _why_impossible(request: PartitionRequest, now: PodState) -> str:
     try:
         place_partition(now.pod, (), request, owner=now.user, created=0.0)
     except PodError as error:
-        return f"{error} ({now.where} has {len(now.pod.ipus())})"
+        return f"{error} ({now.where} has {counted(len(now.pod.ipus()), 'IPU')})"
     return ""
 
 
@@ -445,7 +456,7 @@ def _refused_without_room(
         return refusal(now.where, impossible)
     made = place_partition(now.pod, (), request, owner=now.user, created=0.0)
     free = len(ipus) - sum(each.size for each in others)
-    apart = ", but not as one suitable block" if free >= request.size else ""
+    apart = ", but not in one suitable block" if free >= request.size else ""
     names = first_of([owner_text(each, now) for each in others])
     subject = "the job" if decision.is_temporary else f"partition {decision.name}"
     fitting = _fitting(config, request, now)
@@ -455,7 +466,7 @@ def _refused_without_room(
     return _busy(
         replace(decision, request=replace(request, num_ilds=made.num_ilds)),
         config,
-        f"{subject} needs {counted(request.size, 'IPU')}; {now.where} has {len(ipus)}, {free} of "
-        f"them free{apart} ({names})",
+        f"{subject} needs {counted(request.size, 'IPU')}; {now.where} has "
+        f"{counted(len(ipus), 'IPU')}, of which {free} {are(free)} free{apart} ({names})",
         [way],
     )

@@ -86,7 +86,11 @@ def _parse_fault(host: str | None, program: Sequence[str]) -> tuple[str, tuple[s
     word, rest = program[0], tuple(program[1:])
     if word[:1].isspace():
         meant = word.strip()
-        what = "is an option after a blank" if meant.startswith("-") else "begins with a blank"
+        what = (
+            "is an option that begins with a blank"
+            if meant.startswith("-")
+            else "begins with a blank"
+        )
         fault = f"program {word!r} {what}: expected {meant or 'no blank'}; {_CONTINUED}"
         return fault, (meant, *rest) if meant else rest
     if word[:1] in _DASHES:
@@ -115,8 +119,8 @@ def _host_list_fault(host: str, program: Sequence[str]) -> tuple[str, tuple[str,
     commas = f", and no comma between {', '.join(missing)}" if missing else ""
     whole = ",".join(part.strip(",") for part in parts)
     fault = (
-        f"--host has a blank after {', '.join(last_names)}{commas}: expected names separated by "
-        f"one comma, without blanks, --host {whole}"
+        f"--host has a blank after {', '.join(last_names)}{commas}: expected host names separated "
+        f"by one comma, without blanks, such as --host {whole}"
     )
     return fault, tuple(rest)
 
@@ -154,9 +158,8 @@ def _network_faults(text: str, option: str) -> Iterator[str]:
             hint = f"; did you mean {meant}?" if _NETWORK.fullmatch(meant) else ""
             what = f"{entry!r} is not a network" if entry else "an entry is empty"
             yield (
-                f"{option}: {key} {value!r}: {what}; expected names of interfaces, or networks of "
-                f"four parts with points between them, such as 10.3.0.0/16, separated by "
-                f"commas{hint}"
+                f"{option}: {key} {value!r}: {what}; expected names of interfaces, or networks "
+                f"such as 10.3.0.0/16, separated by commas{hint}"
             )
 
 
@@ -173,6 +176,6 @@ def _missing_script(program: Sequence[str]) -> str:
         elif word.startswith("--") and word.partition("=")[0] not in _PYTHON_OPTIONS:
             return (
                 f"program {program[0]} {word} has no script: {word} is not an option of Python; "
-                f"expected the script before it, {program[0]} train.py {word}"
+                f"expected a script before {word}, such as {program[0]} train.py {word}"
             )
     return ""

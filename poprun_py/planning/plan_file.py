@@ -141,20 +141,24 @@ def plan_from_json(data: Any, environ: Mapping[str, str]) -> LaunchPlan:
         UsageError: ``data`` is not a plan of a known version, or contains contradictory values.
     """
     if not isinstance(data, dict) or "version" not in data:
-        raise UsageError("not a launch plan: expected the JSON written by --export-plan")
+        raise UsageError(
+            "the file is not a launch plan: expected the JSON that --export-plan writes"
+        )
     if data["version"] not in _READABLE:
         raise UsageError(
-            f"launch plan of version {data['version']!r}: expected version {PLAN_VERSION}; export "
-            "it again with this poprun-py"
+            f"the launch plan has version {data['version']!r}; expected version {PLAN_VERSION}; "
+            "export the plan again with this poprun-py"
         )
     try:
         return _plan_from_json(data, environ)
     except UsageError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
-        detail = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        detail = (
+            f"the key {error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        )
         raise UsageError(
-            f"damaged launch plan ({detail}): expected the JSON written by --export-plan"
+            f"the launch plan is damaged ({detail}): expected the JSON that --export-plan writes"
         ) from None
 
 
@@ -212,7 +216,7 @@ def _hosts(data: dict[str, Any]) -> tuple[Host, ...]:
         raise _unexpected("local", local, "true or false")
     names = [_text(entry["name"], "host name") for entry in entries]
     if not are_host_names(names):
-        raise _unexpected("host names", names, "one name each and no blanks")
+        raise _unexpected("host names", names, "different names without blanks")
     users = [_text(entry.get("user", ""), "user") for entry in entries]
     return tuple(
         Host(name=name, user=user, is_local=local) for name, user in zip(names, users, strict=True)
@@ -224,13 +228,14 @@ def _check_topology(data: dict[str, Any], topology: Topology) -> None:
     for key in _NUMBERS:
         if data[key] != getattr(topology, key):
             raise UsageError(
-                f"launch plan says {key} {data[key]!r}, its options say {getattr(topology, key)}: "
-                "export it again"
+                f"launch plan: {key} is {data[key]!r}, but the options of the plan say "
+                f"{getattr(topology, key)}; export the plan again"
             )
     if len(data["instances"]) != topology.num_instances:
         raise UsageError(
-            f"launch plan lists {counted(len(data['instances']), 'instance')}, its options say "
-            f"{topology.num_instances}"
+            f"launch plan: the plan lists {counted(len(data['instances']), 'instance')}, but the "
+            f"options of the plan say {counted(topology.num_instances, 'instance')}; export the "
+            "plan again"
         )
 
 
@@ -247,7 +252,7 @@ def _unset_variables(instances: list[Any], environ: Mapping[str, str]) -> str:
         return ""
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return (
-        "a saved plan does not keep the values that --env and --env-file gave: set "
+        "a saved plan does not contain the values of --env and --env-file; set "
         f"{', '.join(names[:_MOST_NAMED])}{more} in the environment of this launch"
     )
 
@@ -281,7 +286,10 @@ def _check_command(plan: LaunchPlan) -> None:
     for index, instance in enumerate(plan.instances):
         cpus = dict(instance.env).get("POPRUN_CPUS", "")
         if instance.placement.cpus != _numbers([int(cpu) for cpu in cpus.split(",") if cpu]):
-            raise UsageError(f"launch plan: cpus and POPRUN_CPUS of instance {index} differ")
+            raise UsageError(
+                f"launch plan: cpus and POPRUN_CPUS of instance {index} differ; set both to the "
+                "same CPUs, or make a new plan"
+            )
         if plan.compact:
             continue
         words = frozenset(parts[index])
@@ -294,13 +302,15 @@ def _check_command(plan: LaunchPlan) -> None:
 
 def _contradiction(what: str) -> UsageError:
     return UsageError(
-        f"launch plan: {what} and the command differ, and the command is what runs: change both, "
-        "or make a new plan"
+        f"launch plan: {what} of the plan and of its mpirun command differ, and the mpirun command "
+        "is used; change both, or make a new plan"
     )
 
 
 def _unexpected(what: str, value: Any, expected: str) -> UsageError:
-    return UsageError(f"launch plan: {what} is {shortened(repr(value))}; expected {expected}")
+    return UsageError(
+        f"launch plan: the value of {what} is {shortened(repr(value))}; expected {expected}"
+    )
 
 
 def _instance_from_json(
@@ -333,7 +343,7 @@ def _text(value: Any, what: str) -> str:
 
 def _texts(values: Any, what: str) -> tuple[str, ...]:
     if not isinstance(values, list) or not values:
-        raise _unexpected(what, values, "a list of texts")
+        raise _unexpected(what, values, "a list of strings")
     return tuple(_text(value, what) for value in values)
 
 

@@ -32,11 +32,11 @@ def plan_warnings(planned: LaunchPlan, *, is_launched: bool = False) -> tuple[st
     config, topology, partition = planned.config, planned.topology, planned.partition
     warnings = []
     if planned.refusal:
-        warnings.append(f"this plan can be shown, not launched: {planned.refusal}")
+        warnings.append(f"this plan can be shown but not launched: {planned.refusal}")
     if partition is not None and partition.is_refused and not is_launched:
         may_wait = partition.busy and config.wait_for_resources is not None
         if not may_wait:
-            warnings.append(f"this plan can be shown, not launched: {partition.reason}")
+            warnings.append(f"this plan can be shown but not launched: {partition.reason}")
     if topology.idle_hosts:
         idle = ", ".join(host.name for host in topology.idle_hosts[:_MOST_NAMED])
         more = ", ..." if len(topology.idle_hosts) > _MOST_NAMED else ""
@@ -48,10 +48,9 @@ def plan_warnings(planned: LaunchPlan, *, is_launched: bool = False) -> tuple[st
     # IPUs.
     if topology.ipus_per_ild > LINK_DOMAIN_IPUS:
         warnings.append(
-            f"{config.shown('num_instances')}: one instance drives "
-            f"{topology.ipus_per_ild} IPUs, an IPU-Link domain has {LINK_DOMAIN_IPUS}, so real "
-            "IPUs cannot run this job: start at least "
-            f"{-(-topology.num_ipus // LINK_DOMAIN_IPUS)} instances"
+            f"{config.shown('num_instances')}: one instance has {topology.ipus_per_ild} IPUs, but "
+            f"an IPU-Link domain has only {LINK_DOMAIN_IPUS} IPUs, so this job cannot run on real "
+            f"IPUs; start at least {-(-topology.num_ipus // LINK_DOMAIN_IPUS)} instances"
         )
     return (*warnings, *_of_all_hosts(planned), *unused_option_warnings(planned))
 
@@ -91,25 +90,26 @@ def placement_warnings(
     warnings = []
     if len(placements) > cpus:
         warnings.append(
-            f"{len(placements)} instances share {counted(cpus, 'CPU')}: at most {cpus} "
-            f"{plural('run', 2 if cpus == 1 else 1)} at any time"
+            f"{len(placements)} instances share {counted(cpus, 'CPU')}, so at most "
+            f"{counted(cpus, 'instance')} {plural('run', 2 if cpus == 1 else 1)} at the same time"
         )
     if sum(threads) > cpus and max(threads) > 1:
         warnings.append(
-            f"{sum(threads)} compute threads on {counted(cpus, 'CPU')}: set "
+            f"the instances have {sum(threads)} compute threads on {counted(cpus, 'CPU')}; set "
             f"{max(by_variable[0], key=lambda name: by_variable[0][name])} to at most "
             f"{max(1, cpus // len(placements))}"
         )
     elif machine.quota_cpus is not None and sum(threads) > machine.quota_cpus:
         warnings.append(
-            f"{sum(threads)} compute threads under a CPU quota of "
-            f"{counted(machine.cpu_quota or 0, 'CPU', 'g')}: "
-            "they are stopped by turns; start fewer instances or raise the quota"
+            f"the instances have {sum(threads)} compute threads, but the CPU quota is "
+            f"{counted(machine.cpu_quota or 0, 'CPU', 'g')}, so the kernel stops the threads again "
+            "and again; start fewer instances, or raise the quota"
         )
     if max(threads) > max(_UNEVEN * min(threads), min(threads) + 1):
         warnings.append(
-            f"instances have from {min(threads)} to {max(threads)} compute threads and wait for "
-            "the slowest: --process-placement spreadcores divides evenly"
+            f"the instances have from {min(threads)} to {max(threads)} compute threads, so fast "
+            "instances wait for the slowest; --process-placement spreadcores divides the cores "
+            "evenly"
         )
     return tuple(warnings)
 
@@ -138,14 +138,14 @@ def _unused_for_ipus(planned: LaunchPlan) -> Iterator[_Unused]:
     if planned.partition is None:
         yield _Unused(
             ("vipu_server_host", "vipu_server_port", "vipu_server_timeout"),
-            "IPUs are emulated, no V-IPU server is asked; instances only get the IPUOF_VIPU_API_"
-            " variables",
+            "the IPUs are emulated without a V-IPU server, and these values only go into the "
+            "variables IPUOF_VIPU_API_* of the instances",
             of_one_job=False,
         )
         yield _Unused(
             ("vipu_partition",),
-            "IPUs are emulated, and only IPUOF_VIPU_API_PARTITION_ID, gc-info and gc-monitor "
-            "show the name",
+            "the IPUs are emulated without a partition, and only IPUOF_VIPU_API_PARTITION_ID, "
+            "gc-info and gc-monitor show the name",
             of_one_job=False,
         )
         yield _Unused(
@@ -153,21 +153,21 @@ def _unused_for_ipus(planned: LaunchPlan) -> Iterator[_Unused]:
                 *("vipu_partition_attempts", "vipu_cluster", "vipu_allocation", "sync_type"),
                 *("update_partition", "reset_partition", "remove_partition"),
             ),
-            "IPUs are emulated, and no partition is made or changed",
+            "the IPUs are emulated, and no partition is made or changed",
             of_one_job=False,
         )
     elif planned.config.pod != "server":
         yield _Unused(
             ("vipu_server_host", "vipu_server_port"),
-            f"the pod is {planned.partition.where}; use --pod server for the server that these "
-            "options name",
+            f"the job uses the pod {planned.partition.where}; to use the server that these "
+            "options name, add --pod server",
         )
     yield _Unused(
-        ("synchronise_poplar_sdk",), "IPUs are emulated without a Poplar SDK", of_one_job=False
+        ("synchronise_poplar_sdk",), "the IPUs are emulated without a Poplar SDK", of_one_job=False
     )
     yield _Unused(
         ("distribute_ssh_key",),
-        "poprun-py does not change keys; copy one with ssh-copy-id HOST",
+        "poprun-py does not copy ssh keys; copy a key with ssh-copy-id HOST",
         of_one_job=False,
     )
 
@@ -184,17 +184,18 @@ def _unused_on_hosts(planned: LaunchPlan) -> Iterator[_Unused]:
         )
     elif config.max_restarts == 0:
         restarting = ("allow_fewer_hosts", "wait_for_hosts")
-        yield _Unused(restarting, "a job is started again with --max-restarts only")
+        yield _Unused(restarting, "a job is only restarted if --max-restarts is given")
     if config.numa_aware is not None:
-        yield _Unused(("process_placement",), f"{config.shown('numa_aware')} decides")
+        yield _Unused(("process_placement",), f"{config.shown('numa_aware')} takes precedence")
     if planned.topology.instances_per_host == 1 and config.cores_per_instance is None:
         yield _Unused(
             ("process_placement", "numa_aware"),
-            "one instance alone on a host may use all of it; see --cores-per-instance",
+            "a single instance on a host may use all cores of the host; --cores-per-instance "
+            "limits the cores",
             neutral=(None, False, "disabled", "spreadnuma"),
         )
     if None not in planned.machines and not any(p.placement.cpus for p in planned.instances):
-        yield _Unused(("strict_binding",), "no instance is bound")
+        yield _Unused(("strict_binding",), "no instance is bound to CPUs")
     if config.is_given("smt") and all(
         machine is not None and all(len(core.cpus) == 1 for core in machine.usable_cores)
         for machine in planned.machines
@@ -206,22 +207,31 @@ def _unused_by_mpi_and_views(planned: LaunchPlan) -> Iterator[_Unused]:
     config = planned.config
     if "ob1" not in planned.command:
         yield _Unused(
-            ("mpi_fast_start",), "it is for Open MPI, on hosts without a faster network than TCP"
+            ("mpi_fast_start",),
+            "this option only affects Open MPI on hosts without a faster network than TCP",
         )
     if "async_mpi_finalize" not in planned.command:
-        yield _Unused(("allow_run_as_root",), "this MPI lets root start jobs", neutral=(True,))
+        yield _Unused(
+            ("allow_run_as_root",), "this MPI always allows root to start jobs", neutral=(True,)
+        )
     if config.timeline is None:
-        yield _Unused(("timeline_size",), "there is no --timeline")
+        yield _Unused(("timeline_size",), "--timeline is not given")
     # A job that Python code starts keeps its output in files even without --output-dir.
     if config.output_dir is None and config.origin("log_limit").source == COMMAND_LINE:
-        yield _Unused(("log_limit",), "there is no --output-dir")
+        yield _Unused(("log_limit",), "--output-dir is not given")
     if config.export_config is None and config.export_plan is None:
-        yield _Unused(("overwrite_config",), "there is no --export-config and no --export-plan")
+        yield _Unused(("overwrite_config",), "neither --export-config nor --export-plan is given")
     is_needless = config.export_config != "-" and config.export_plan is None
     if is_needless and config.print_topology == "no":
-        yield _Unused(("run",), "the job runs anyway; it is for --export-plan")
+        yield _Unused(
+            ("run",), "the job runs without this option, too; the option is meant for --export-plan"
+        )
     if config.export_plan == "-":
-        yield _Unused(("print_topology",), "--export-plan - takes standard output", neutral=("no",))
+        yield _Unused(
+            ("print_topology",),
+            "--export-plan - prints the plan to standard output",
+            neutral=("no",),
+        )
 
 
 def unused_option_warnings(planned: LaunchPlan) -> tuple[str, ...]:

@@ -44,9 +44,9 @@ def first_of(texts: Sequence[str]) -> str:
 
 def owner_text(partition: Partition, now: PodState) -> str:
     """Return a text about the owner, the size and the jobs of a partition."""
-    text = f"{partition.name} of {partition.owner} has {partition.size}"
+    text = f"partition {partition.name} of {partition.owner} has {counted(partition.size, 'IPU')}"
     held = now.held(partition)
-    return f"{text}, held by {_holders(held)}" if held else text
+    return f"{text}, used by {_holders(held)}" if held else text
 
 
 def in_use_text(existing: Partition, held: Sequence[Attachment]) -> str:
@@ -56,7 +56,7 @@ def in_use_text(existing: Partition, held: Sequence[Attachment]) -> str:
 
 def _holders(held: Sequence[Attachment]) -> str:
     who = held[0].holder
-    more = f" and {len(held) - 1} more" if len(held) > 1 else ""
+    more = f" and {counted(len(held) - 1, 'more job')}" if len(held) > 1 else ""
     return f"{who.program} of {who.user} (process {who.pid} on {who.host}){more}"
 
 

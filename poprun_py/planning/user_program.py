@@ -69,12 +69,12 @@ def require_program(program: tuple[str, ...], environ: Mapping[str, str]) -> Non
     """
     if not program or not program[0]:
         raise UsageError(
-            f"no program given: expected {command_name()} [options] program [arguments]"
+            f"no program is given; expected {command_name()} [options] program [arguments]"
         )
     try:
         folder = Path.cwd()
     except OSError:
-        raise StartError("the working folder was deleted; change to one that exists") from None
+        raise StartError("the working folder was deleted; change to an existing folder") from None
     script = program[1] if program[0] == sys.executable and len(program) > 1 else ""
     module = program[2] if script == _MODULE and len(program) > 2 else ""
     try:
@@ -115,7 +115,7 @@ def _problem_of_module(module: str, folder: Path, environ: Mapping[str, str]) ->
             return ""
         search = list(inside or ())
     if inside is not None and _spec("__main__", search) is None:
-        return "is a package without __main__.py: name a module in it"
+        return "is a package without __main__.py; give the name of a module in the package"
     return ""
 
 
@@ -153,7 +153,7 @@ def _problem_of_interpreter(path: str) -> str:
     interpreter = next(iter(_interpreter(path)), "")
     if not interpreter or Path(interpreter).exists():
         return ""
-    hint = "; its lines end as on Windows" if interpreter.endswith("\r") else ""
+    hint = "; the file has Windows line ends" if interpreter.endswith("\r") else ""
     return f"cannot be run: its interpreter {interpreter!r} does not exist{hint}"
 
 
@@ -161,7 +161,7 @@ def _problem(name: str, environ: Mapping[str, str]) -> str:
     if hint := _hint(name, environ):
         return f"was not found{hint}"
     if "/" not in name:
-        return "was not found on PATH; a program in this folder is ./NAME"
+        return "was not found on PATH; write a program in this folder as ./NAME"
     if Path(name).is_dir():
         return "is a folder"
     if not Path(name).exists():
@@ -191,12 +191,16 @@ def _hint(word: str, environ: Mapping[str, str]) -> str:
     first = words[0] if words else ""
     if len(words) == 1 and _SETTING.match(word):
         return (
-            f"; a variable is set in front of {command_name()}, or with --env {shlex.quote(word)}"
+            f"; to set a variable, write it before {command_name()}, or use --env "
+            f"{shlex.quote(word)}"
         )
     is_command = shutil.which(first, path=environ.get("PATH")) or Path(first).is_file()
     if len(words) < 2 or not (is_command or _SETTING.match(first)):
         return ""
-    return f"; type a command without quotes around all of it: {command_name()} [options] {word}"
+    return (
+        f"; give the command without quotes around all of its words: {command_name()} [options] "
+        f"{word}"
+    )
 
 
 def function_program(folder: Path, name: str) -> tuple[str, ...]:

@@ -34,7 +34,9 @@ def command_summary(command: Sequence[str]) -> str:
             own = [each for each in given if each not in shared]
             lines.append(f"  instance {index}: {_text(own)}")
         if (left := len(parts) - _MOST_LINES) > 0:
-            lines.append(f"  and {left} more, which differ in the same options")
+            lines.append(
+                f"  and {counted(left, 'more instance')}, which differ in the same options"
+            )
     return "\n".join(lines)
 
 

@@ -101,7 +101,10 @@ def plan_page(plan: LaunchPlan) -> str:
     The HTML page is also well-formed XML.
     """
     tree = plan_tree(plan)
-    hidden = Sentence("Values of --env are not shown: set these variables first.")
+    hidden = Sentence(
+        "The command does not contain the values of --env; set these variables before you run the "
+        "command."
+    )
     command = Code(launch_command(plan.config))
     return page(
         tree.headline,

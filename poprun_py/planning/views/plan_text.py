@@ -237,9 +237,8 @@ def _shortened_table(topology: Topology, max_width: int) -> str:
     lines = [
         table,
         f"{counted(total, 'replica')}, {counted(instances, 'instance')}, "
-        f"{counted(len(hosts), 'host')}{domains}; "
-        f"replicas {first} to {total - last - 1} not shown (--print-topology yes to a file, or "
-        "json, shows all)",
+        f"{counted(len(hosts), 'host')}{domains}; replicas {first} to {total - last - 1} are not "
+        "shown (all are shown by --print-topology yes in a file, and by --print-topology json)",
     ]
     if len(hosts) > 1:
         each = counted(share, "instance") if share > 1 else "one instance"
