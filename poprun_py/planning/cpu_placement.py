@@ -126,7 +126,7 @@ def _check_numbers(cores: _Cores, num_instances: int, config: LaunchConfig) -> N
     if num_instances > cpus:
         raise UsageError(
             f"{num_instances} instances are planned on a host with {counted(cpus, 'usable CPU')}, "
-            f"but at most {cpus} can run there; start fewer instances, use more hosts, or let "
+            f"but at most {cpus} fit on this host; start fewer instances, use more hosts, or let "
             "instances share CPUs with --oversubscribe"
         )
     wanted = (config.cores_per_instance or 0) * num_instances

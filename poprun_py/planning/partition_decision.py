@@ -148,7 +148,7 @@ def decide_partition(
         action=Action.CREATE, where=now.where, name=name, num_ipus=request.size
     )
     if existing is None:
-        why = "no partition has this name" if named else "the pod has no other"
+        why = "no partition has this name" if named else "the pod has no other partition"
         decision = replace(
             decision,
             reason=f"{why}; {shape_text(request)}",

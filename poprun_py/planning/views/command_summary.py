@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from popdist_py.errors import counted
 from poprun_py.planning.mpi_commands import split_command
 from poprun_py.planning.views.command_text import Words, command_options
 
