@@ -88,7 +88,7 @@ def test_a_page_is_private_and_complete(runs, capsys, tmp_path):
     page = tmp_path / "both.html"
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
     assert page.read_text().endswith("</html>")
-    assert "the page is both.html" in capsys.readouterr().err
+    assert "the page of the comparison is both.html" in capsys.readouterr().err
     assert not list(tmp_path.glob(".*partial"))
 
 
@@ -96,7 +96,7 @@ def test_unreadable_lines_of_a_run_are_mentioned(runs, capsys):
     with (runs / "one" / "attempt-1" / "steps.jsonl").open("a") as file:
         file.write("no step\n")
     assert run(["compare", "one", "two"]) == 0
-    assert "note: one: steps.jsonl: 1 line cannot be read" in capsys.readouterr().out
+    assert "note: one: steps.jsonl: 1 line an unreadable memory policy" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,13 @@ def test_unreadable_lines_of_a_run_are_mentioned(runs, capsys):
         (["one"], "compare needs at least two runs, but only 'one' was given"),
         (["one", "three"], "three: there is no such run: expected the"),
         (["one", "tow"], "no such run; did you mean two?: "),
-        (["one", "runs"], "runs is not the folder of a run: it contains no report.json"),
-        (["one", "runs/one"], "one and runs/one are the same run: give it once"),
+        (["one", "runs"], "runs: not the folder of a run: it has no report.json"),
+        (["one", "runs/one"], "one and runs/one are the same run; give each run once"),
         (["one", "two", "--traget", "x"], "unknown option --traget; did you mean --target?"),
         (["one", "two", "--target", "best"], "--target 'best': expected a name and a number"),
         (["one", "two", "--target"], "requires an argument"),
         (["one", "two", "--format", "xml"], "'xml' is not one of 'text', 'json'"),
-        (["one", "two", "--output", "x.png"], "expected a name that ends in .html"),
+        (["one", "two", "--output", "x.png"], "expected a file name that ends in .html"),
         (["one", "two", "--output", "no/x.html"], "the folder no does not exist"),
     ],
 )
@@ -150,7 +150,7 @@ BROKEN = [
 @pytest.mark.parametrize(
     ("changes", "code", "said"),
     [
-        *((changes, 0, "the page is both.html") for changes in SOUND),
+        *((changes, 0, "the page of the comparison is both.html") for changes in SOUND),
         *((changes, 2, "is not a report of a run") for changes in BROKEN),
     ],
 )

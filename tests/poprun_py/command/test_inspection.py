@@ -49,7 +49,7 @@ def test_program_may_be_left_out(capsys):
     assert run([*JOB, "--print-topology", "yes"]) == 0
     assert "replicas  | 0 | 1 | 2 | 3 |" in capsys.readouterr().out
     assert run(list(JOB)) == 2
-    assert "no program given" in capsys.readouterr().err
+    assert "no program is given; expected" in capsys.readouterr().err
 
 
 def test_more_instances_than_cpus_may_be_looked_at(capsys):
@@ -112,7 +112,7 @@ def test_a_picture_may_be_of_a_larger_machine_and_of_a_saved_plan(capsys, tmp_pa
     job = ["-n", TOO_MANY, "--print-topology", "svg"]
     assert run([*job, "--export-plan", path, "sh"]) == 0
     captured = capsys.readouterr()
-    assert "can be shown, not launched" in captured.err
+    assert "this plan can be shown but not launched" in captured.err
     assert run(["--from-plan", path, "--print-topology", "svg"]) == 0
     assert capsys.readouterr().out == captured.out
 
@@ -210,7 +210,7 @@ def test_options_are_exported_to_standard_output(capsys, tmp_path):
     assert tomllib.loads(out)["num-instances"] == 2
     assert not started.exists()
     assert run(["--export-config", "-", "--export-plan", "-", "true"]) == 2
-    assert "exclude one another: name two files" in capsys.readouterr().err
+    assert "name the same file; give each option its own file" in capsys.readouterr().err
 
 
 def test_command_line_wins_over_the_imported_file(capsys, tmp_path):

@@ -78,7 +78,9 @@ def test_a_job_of_another_host_has_no_launcher_here():
             pass
         (job,) = joined([lease(daemon.pid, "far")], [], [], now=20.0)
         assert job.state == "from another host"
-        with pytest.raises(UsageError, match="was launched on another host: stop it there"):
+        with pytest.raises(
+            UsageError, match="was launched on another host; stop the job on that host"
+        ):
             find_job("far", [job])
         # This host's launcher may have leased cores here under another name of this host.
         assert [each.pid for each in joined([lease(daemon.pid, "far")], [], [answer(GONE, "far")],
@@ -104,9 +106,8 @@ def test_a_job_is_found_by_name_folder_and_process(word):
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("twin", f"twin: 2 jobs have this name: twin (launcher {GONE + 2}), twin (launcher "
-                 f"{GONE + 3}); give the process id of a launcher"),
-        ("hers", f"hers (launcher {GONE + 4}) is a job of ann: only ann or root can stop it"),
+        ("twin", (f"twin: 2 jobs have this name: twin (launcher {GONE + 2}), twin (launcher " f"{GONE + 3}); give the process id of one launcher instead of the name")),
+        ("hers", (f"hers (launcher {GONE + 4}) is a job of the user ann; only ann or root can " "stop the job")),
         ("lr-4", "lr-4: no job of this name runs on this host; did you mean lr-3?; your jobs: "
                  f"lr-3 (launcher {GONE + 1}), twin (launcher {GONE + 2})"),
         ("a\x1b[31m", "'a\\x1b[31m': no job of this name"),
@@ -121,7 +122,7 @@ def test_a_word_that_names_no_single_job_is_refused(word, said):
 
 
 def test_a_job_of_root_is_stopped_by_root_only():
-    with pytest.raises(UsageError, match="is a job of root: only root can stop it"):
+    with pytest.raises(UsageError, match="is a job of the user root; only root can stop the job"):
         find_job("system", [replace(JOBS[-1], run_id="system", user="root", is_own=False)])
 
 
@@ -171,4 +172,7 @@ def test_unreadable_leases_hide_no_job_of_the_user(monkeypatch, capsys, tmp_path
         "poprun_py.running.supervise.launcher_queries.all_answers", lambda: [answer(GONE, "a")]
     )
     assert [job.run_id for job in machine_jobs.jobs_of_machine()] == ["a"]
-    assert "warning: jobs of other users are not known: " in capsys.readouterr().err
+    assert (
+        "warning: jobs of other users cannot be listed, because the folder of CPU leases "
+        "cannot be read: "
+    ) in capsys.readouterr().err

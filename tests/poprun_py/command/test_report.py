@@ -78,7 +78,9 @@ def test_open_shows_the_page(made, monkeypatch, capsys):
     assert shown == [(made / "report.html").as_uri()]
     monkeypatch.setattr("webbrowser.open", lambda _: False)
     assert run(["report", "--open", "latest"]) == 0
-    assert "a browser could not be started" in capsys.readouterr().err
+    assert (
+        "no browser could be started; open the printed path in a browser" in capsys.readouterr().err
+    )
 
 
 def test_refused_command_lines(made, capsys):

@@ -47,7 +47,7 @@ def names(folder):
 def test_the_newest_run_is_first(out, capsys):
     assert listed(capsys, "out") == (["new", "old"], "")
     assert listed(capsys, "out", "--limit", 1) == (
-        ["new"], "poprun-py: 1 older run: --limit 2 shows all\n"
+        ["new"], " not listed; --limit 2 lists all runs"
     )  # fmt: skip
     assert listed(capsys, "out", "--state", "failed", "--name", "n*")[0] == ["new"]
     assert listed(capsys, "out", "--tag", "lr=0.1")[0] == ["old"]
@@ -65,7 +65,10 @@ def test_folders_of_other_users_are_not_called_empty(out, capsys, monkeypatch):
     assert listed(capsys, "out") == (["new", "old"], warning)
     for name in ("new", "old"):
         shutil.rmtree(out / name)
-    assert listed(capsys, "out") == ([], f"{warning}poprun-py: no other runs in out\n")
+    assert listed(capsys, "out") == (
+        [],
+        (f"{warning}poprun-py: there are no readable runs in out\n"),
+    )
 
 
 def test_a_damaged_report_is_explained_in_words(out, capsys):
@@ -92,8 +95,7 @@ def test_json_for_programs(out, capsys):
 
 
 def test_the_folder_is_the_one_that_a_launch_would_use(out, tmp_path, monkeypatch, capsys):
-    assert listed(capsys) == ([], f"poprun-py: no runs in {tmp_path}; poprun-py --output-dir . "
-                                  "PROGRAM makes one\n")  # fmt: skip
+    assert listed(capsys) == ([], (f"poprun-py: there are no runs in {tmp_path}; poprun-py " "--output-dir . PROGRAM starts a job and records its run in " "this folder\n"))  # fmt: skip
     monkeypatch.setenv("POPRUN_OUTPUT_DIR", "not-yet")
     assert "no runs in" in listed(capsys)[1]
     monkeypatch.delenv("POPRUN_OUTPUT_DIR")
@@ -108,20 +110,22 @@ def test_the_folder_is_the_one_that_a_launch_would_use(out, tmp_path, monkeypatc
 
 def test_what_is_refused(out, capsys):
     assert refused(capsys, "out/old") == (
-        "out/old is the folder of one run: expected the folder that contains the runs; poprun-py "
-        "report out/old shows one run"
+        "out/old is the folder of a single run; give the folder that contains the runs, or "
+        "show this run with poprun-py report out/old"
     )
     assert refused(capsys, "none").startswith("none: No such file or directory; expected")
     assert "did you mean" in refused(capsys, "--stat", "failed")
-    assert "expected a number of seconds" in refused(capsys, "out", "--since", "x")
+    assert "before the launch; give the number of instances per host of seconds" in refused(
+        capsys, "out", "--since", "x"
+    )
     assert refused(capsys, "out", "--yes") == (
-        "--yes is only used with --remove-older: give both, or neither"
+        "--yes can only be used with --remove-older; add --remove-older AGE, or omit --yes"
     )
     assert refused(capsys, "out", "--remove-older", "1s", "--limit", 3) == (
-        "--remove-older and --limit exclude one another: give one"
+        "--remove-older and --limit cannot be used together; omit one of the two options"
     )
     assert listed(capsys, "out", "--state", "lost") == (
-        [], "poprun-py: no run in out meets these conditions\n"
+        [], "poprun-py: no run in out matches the given filters\n"
     )  # fmt: skip
 
 
@@ -129,14 +133,16 @@ def test_a_script_confirms_the_removal(out, capsys):
     assert run(["runs", "out", "--remove-older", "500s"]) == 2
     shown = capsys.readouterr()
     assert shown.out.splitlines()[2].startswith("old ")
-    assert shown.err.endswith("there is no terminal: add --yes; nothing was removed\n")
+    assert shown.err.endswith(
+        "terminal; no run was removed; add --yes to remove runs without confirmation\n"
+    )
     assert names(out) == ["latest", "new", "old"]
     assert run(["runs", "out", "--remove-older", "500s", "--yes"]) == 0
     assert capsys.readouterr().err == "poprun-py: removed 1 run\n"
     assert names(out) == ["latest", "new"]
     assert run(["runs", "out", "--remove-older", "500s", "--yes"]) == 0
     assert capsys.readouterr().err == (
-        "poprun-py: nothing to remove: no run in out ended more than 500s ago\n"
+        "poprun-py: nothing was removed, because no run in out ended more than 500s ago\n"
     )
 
 

@@ -92,7 +92,7 @@ def test_forms_of_counts(text, counts):
     "text", ["", "0", "1,", "4-1", "1-", "-1", "two", "1-65", "1-1000000", "²"]
 )
 def test_texts_that_are_not_counts_are_refused(text):
-    with pytest.raises(UsageError, match="expected counts of instances"):
+    with pytest.raises(UsageError, match="numbers of instances, such as 1,2,4 or 1-4"):
         parse_counts(text)
 
 
@@ -123,7 +123,9 @@ def test_a_failed_run_ends_the_series_with_its_report(poprun, script, tmp_path):
     )
     done = poprun("scale", "program.py", "--instances", "1,2", "--repeats", "2")
     assert done.returncode == 1
-    assert "[2/4] 2 instances: failed; its output is in runs/scale-" in done.stderr
+    assert (
+        "[2/4] 2 instances: the run failed; its output is in the folder runs/scale-" in done.stderr
+    )
     assert "two are too many" in done.stderr
     assert "not shown" not in done.stdout + done.stderr
     assert "note: 1 of 4 runs is measured" in done.stdout
@@ -199,7 +201,7 @@ def test_a_run_beside_other_load_is_doubtful(poprun, here):
 def test_the_time_limit_applies_to_each_run(poprun, here):
     done = poprun("scale", "--timeout", "8", "train.py", "forever", "--instances=1", "--repeats=1")
     assert done.returncode == 0, done.stderr
-    assert "note: runs were ended by --timeout" in done.stdout
+    assert "note: --timeout ended some runs before their programs" in done.stdout
 
 
 @pytest.mark.mpi

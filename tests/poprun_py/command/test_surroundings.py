@@ -53,18 +53,16 @@ def refusal(capsys, *words):
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        ("plain.sh", "'plain.sh' was not found on PATH; a program in this folder is ./NAME"),
+        ("plain.sh", ("'plain.sh' was not found on PATH; write a program in this folder as " "./NAME")),
         ("./plain.sh", "'./plain.sh' is not executable: type chmod +x ./plain.sh once, or launch "
          "/bin/sh ./plain.sh"),
-        ("sh plain.sh -x", "'sh plain.sh -x' was not found; type a command without quotes around "
-         "all of it: poprun-py [options] sh plain.sh -x"),
-        ("./plain.sh --lr 1", "type a command without quotes around all of it"),
-        ("python3 there.py", "type a command without quotes around all of it"),
-        ("LR=1 sh plain.sh", "type a command without quotes around all of it"),
+        ("sh plain.sh -x", ("'sh plain.sh -x' was not found; give the command without quotes " "around all of its words: poprun-py [options] sh plain.sh -x")),
+        ("./plain.sh --lr 1", "give the command without quotes around all of its words"),
+        ("python3 there.py", "give the command without quotes around all of its words"),
+        ("LR=1 sh plain.sh", "give the command without quotes around all of its words"),
         ("no such command", "'no such command' was not found on PATH"),
-        ("LR=0.1", "'LR=0.1' was not found; a variable is set in front of poprun-py, or with --env "
-         "LR=0.1"),
-        ("./windows.sh", r"interpreter '/bin/sh\r' does not exist; its lines end as on Windows"),
+        ("LR=0.1", ("'LR=0.1' was not found; to set a variable, write it before poprun-py, or " "use --env LR=0.1")),
+        ("./windows.sh", (r"interpreter '/bin/sh\r' does not exist; the file has Windows line " r"ends")),
         ("./folder", "'./folder' is a folder"),
         ("folder.py", "folder.py is a folder"),
         ("gone.py", "gone.py does not exist in "),
@@ -167,8 +165,8 @@ def test_everything_can_be_printed_in_every_locale(locale, tmp_path):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: LaunchConfig(program="abc"), "program is 'abc': expected a list"),
-        (lambda: LaunchConfig(program=None), "program is None: expected a list"),
+        (lambda: LaunchConfig(program="abc"), "program 'abc': expected a list of strings"),
+        (lambda: LaunchConfig(program=None), "program None: expected a list of strings"),
         (lambda: plan("train.py"), "expected a LaunchConfig"),
         (lambda: launch({}), "expected a function, a program as a list of words"),
     ],
@@ -187,7 +185,7 @@ def test_other_threads_cannot_run_a_plan_in_this_process():
     planned = plan(LaunchConfig(program=("true",)))
     with ThreadPoolExecutor(1) as threads:
         future = threads.submit(launching.launch, launching.Request(planned), KeptConsole())
-        with pytest.raises(StartError, match="main thread only"):
+        with pytest.raises(StartError, match="a plan can only be launched in the main"):
             future.result(60)
 
 

@@ -50,7 +50,7 @@ def test_a_missing_wandb_is_refused_with_what_to_install(monkeypatch, spec):
     with pytest.raises(UsageError) as caught:
         launch(Request(planned), KeptConsole())
     assert str(caught.value) == (
-        "metrics_to=wandb:digits: the package wandb is not installed: pip install wandb"
+        "metrics_to=wandb:digits: the package wandb is not installed; run pip install wandb"
     )
 
 
@@ -71,11 +71,20 @@ def test_a_missing_package_for_served_metrics_is_refused_with_what_to_install(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["csv:mine.csv"], "csv:mine.csv: the file exists already: name another file, or remove"),
-        (["jsonl:no/such/file"], "expected the path of a file in a folder that is there"),
-        (["csv:."], "expected the path of a file in a folder that is there"),
-        (["csv:pipe"], "pipe is not a regular file: give another path"),
-        (["csv:x", "jsonl:x"], "csv:x: two destinations name this file: give each its own"),
+        (["csv:mine.csv"], "csv:mine.csv: the file exists; name another file or remove it"),
+        (
+            ["jsonl:no/such/file"],
+            ("expected the path of a file in an existing folder with write permission"),
+        ),
+        (["csv:."], "expected the path of a file in an existing folder with write permission"),
+        (["csv:pipe"], "pipeis not a regular file; give the path of a regular file"),
+        (
+            ["csv:x", "jsonl:x"],
+            (
+                "csv:x: two destinations of the metrics name this file; give "
+                "each destination its own file"
+            ),
+        ),
     ],
 )
 def test_a_file_that_is_not_new_is_refused_before_the_job(given, said, tmp_path, monkeypatch):

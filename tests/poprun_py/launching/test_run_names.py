@@ -42,7 +42,8 @@ def test_a_new_run_never_mixes_with_a_run_of_its_name(tmp_path):
     assert [len(list((tmp_path / name).glob("attempt-*"))) for name in names] == [1, 1, 1]
     told = [sentence for kind, sentence in console.said if kind == "tell"]
     assert told == [
-        f"the run is {name}: {tmp_path}/base exists already (POPRUN_RUN_ID=base continues it)"
+        f"the name of the run is {name}, because {tmp_path}/base already exists "
+        "(POPRUN_RUN_ID=base continues it)"
         for name in names[1:]
     ]
 
@@ -51,7 +52,10 @@ def test_a_file_of_the_name_is_not_a_run_to_continue(tmp_path):
     (tmp_path / "base").write_text("mine")
     console = KeptConsole()
     assert record(console, tmp_path, run_name="base")["run_id"] == "base-2"
-    assert ("tell", f"the run is base-2: {tmp_path}/base exists already") in console.said
+    assert (
+        "tell",
+        f"the name of the run is base-2, because {tmp_path}/base already exists",
+    ) in console.said
     assert (tmp_path / "base").read_text() == "mine"
 
 

@@ -92,7 +92,7 @@ def test_a_run_that_was_refused_can_be_launched_again(tmp_path):
     (tmp_path / "mine").mkdir()
     for text in ("{}", "{}", '{"attempts": {}}', '{"attempts": [1]}', "[]", "no"):
         (tmp_path / "mine" / "report.json").write_text(text)
-        with pytest.raises(UsageError, match="is no report of a run"):
+        with pytest.raises(UsageError, match="is not the report of a run"):
             opened(plan)
     (tmp_path / "mine" / "report.json").unlink()
     opened(plan).close()
@@ -138,7 +138,9 @@ def test_a_plan_that_cannot_be_written_keeps_nothing_from_running(tmp_path, monk
     record = opened(plan_with_folder(tmp_path))
     folder = record.begin_attempt(plan_with_folder(tmp_path), 0)
     record.close()
-    assert record.trouble == f"{folder} has no plan: No space left on device"
+    assert record.trouble == (
+        f"the plan of the attempt cannot be written to {folder}: No space left on device"
+    )
 
 
 def test_on_a_full_disk_the_report_still_tells_the_end(tmp_path, monkeypatch):
@@ -156,7 +158,9 @@ def test_on_a_full_disk_the_report_still_tells_the_end(tmp_path, monkeypatch):
     record.end_attempt(result)
     record.finish(result.exit_code, result.explanation)
     record.close()
-    assert record.trouble.endswith("report.json is shortened: No space left on device")
+    assert record.trouble.endswith(
+        "report.json contains only a short report: No space left on device"
+    )
     files = tmp_path / "latest" / "report.json"
     report = json.loads(files.read_text())
     assert (report["state"], report["exit_code"]) == ("ended", 9)

@@ -42,7 +42,9 @@ def test_waits_for_cores_and_ipus_have_one_limit(clock):
     assert wait.until(busy(1, "for CPUs")) == "taken"
     clock[0] += 1000  # the job is not waiting
     assert (wait.seconds, wait.is_over) == (3, False)
-    with pytest.raises(StartError, match=r"^taken \(wait_for_resources=5: the time is over\)$"):
+    with pytest.raises(
+        StartError, match=r"^taken \(the time of wait_for_resources=5 is " r"over\)$"
+    ):
         wait.until(busy(9, "for IPUs"))
     assert (wait.seconds, wait.is_over) == (5, True)
     assert console.waits == [(0, "for CPUs"), (3, ""), (3, "for IPUs"), (5, "")]

@@ -146,10 +146,12 @@ def test_ipv6_addresses_are_replaced_by_their_names(resolver):
 def test_an_address_without_a_name_is_rejected(resolver):
     with pytest.raises(UsageError) as caught:
         with_names([Host(name="2001:db8::9")])
-    assert "host 2001:db8::9 has no name here" in str(caught.value)
+    assert "no name of host 2001:db8::9 is known on this machine" in str(caught.value)
     assert "'2001:db8::9 node1' to /etc/hosts" in str(caught.value)
 
 
 def test_a_host_given_by_name_and_by_address_is_rejected(resolver):
-    with pytest.raises(UsageError, match="host 2001:db8::2 is node2, which is given too"):
+    with pytest.raises(
+        UsageError, match="the name of host 2001:db8::2 is node2, which is also given; give"
+    ):
         with_names([Host(name="Node2"), Host(name="2001:db8::2")])

@@ -66,9 +66,9 @@ def test_a_host_that_equals_this_machine_has_no_problem():
     ("changes", "cell", "said", "is_vital"),
     [
         ({"python": "3.12.1"}, "Python", "3.12.1 there and 3.11.7 here", True),
-        ({"mpirun": ""}, "MPI", "missing there", True),
+        ({"mpirun": ""}, "MPI", "is missing on the host", True),
         ({"mpirun": "mpirun (Open MPI) 4.1.6"}, "MPI", "4.1.6", True),
-        ({"packages": {"mpi4py": ""}}, "mpi4py", "missing there", True),
+        ({"packages": {"mpi4py": ""}}, "mpi4py", "is missing on the host", True),
         ({"poprun": "0.0.9"}, "poprun-py", "0.0.9 there", True),
         ({"program": "missing"}, "program", "train.py is missing", True),
         ({"folder": False}, "folder", "working folder", True),
@@ -101,11 +101,11 @@ def test_each_difference_is_one_problem_with_a_fix(changes, cell, said, is_vital
 def test_hosts_with_the_same_problem_are_named_together():
     reports = {f"n{i}": answer(f"n{i}", mpirun="") for i in range(3)}
     reports["n7"] = HostReport(
-        host=Host(name="n7"), problem=Problem("it does not answer", "ping n7")
+        host=Host(name="n7"), problem=Problem("the host does not answer", "ping n7")
     )
     with pytest.raises(StartError) as caught:
         raise_first_problem(checks(reports))
-    assert str(caught.value).startswith("host n[0-2]: MPI is missing there")
+    assert str(caught.value).startswith("host n[0-2]: MPI is missing on the host")
     assert "1 other problem" in str(caught.value)
 
 
@@ -114,12 +114,14 @@ def test_after_a_failed_start_a_missing_connection_is_an_error_and_the_rest_is_r
         "n0": answer(called_back=False, clock=7.5), "n1": answer("n1", files=64, clock=7.5),
     }  # fmt: skip
     raise_first_problem(checks(reports))
-    with pytest.raises(StartError, match=r"^host n0: it cannot open a connection to this"):
+    with pytest.raises(
+        StartError, match="^host n0: the host cannot open a connection to this machine"
+    ):
         raise_first_problem(checks(reports), also=(CALLS_BACK,))
     del reports["n0"]
     assert all_problems(checks(reports)) == (
-        "Host n1: its clock is 7.5 s off; run an NTP client. Host n1: at most 64 open files; raise "
-        "the limit: ulimit -n 65536, or nofile in /etc/security/limits.conf"
+        "Host n1: its clock is 7.5 s off; run an NTP client. Host n1: at most 64 open files; "
+        "raise the limit with ulimit -n 65536, or with nofile in /etc/security/limits.conf"
     )
     assert all_problems(checks({"n0": answer()})) == ""
 
@@ -212,7 +214,7 @@ def test_the_time_out_grows_with_the_number_of_hosts(tmp_path, monkeypatch):
     fake.chmod(0o755)
     hosts = tuple(Host(name=f"n{i}") for i in range(3))
     reports = request_reports(hosts, Shell((str(fake),)), REQUEST)
-    assert all("does not run there" in a.problem.text for a in reports.values())
+    assert all("does not run on the host" in a.problem.text for a in reports.values())
 
 
 def test_a_report_is_read_although_ssh_keeps_a_connection_open(here_by_another_name, tmp_path):
@@ -232,7 +234,7 @@ def test_a_report_is_read_although_ssh_keeps_a_connection_open(here_by_another_n
         ("echo 'Identity file k not accessible: No such file or directory' >&2\n"
          "echo 'Permission denied (publickey)' >&2; exit 255", "key file"),
         (f"echo '{probe_script.MARK}{{\"time\": 1.'", "a damaged answer"),
-        ("exit 127", "does not run there"),
+        ("exit 127", "does not run on the host"),
     ],
 )  # fmt: skip
 def test_an_invalid_or_missing_report_is_explained(ends, said, tmp_path):

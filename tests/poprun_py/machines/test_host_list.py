@@ -61,7 +61,10 @@ def test_the_slots_of_an_entry_apply_to_each_of_its_hosts():
         ("a,b,a", "host a is given twice"),
         ("Node_A,node_a", "host node_a is given twice"),
         ("fd00::1,[FD00:0::1]:2", "host fd00::1 is given twice"),
-        ("fd00:::1", "is not an IPv6 address; expected one such as fd00::1"),
+        (
+            "fd00:::1",
+            ("is not an IPv6 address; expected an address such as fd00::1, or [fd00::1]:2"),
+        ),
         ("[fd00::1]:0", "whole number of at least 1"),
         ("[fd00::1]:", "whole number of at least 1"),
         ("n[0-2],n1", "host n1 is given twice"),
@@ -76,11 +79,11 @@ def test_the_slots_of_an_entry_apply_to_each_of_its_hosts():
         ("a:" + "9" * 5000, "whole number of at least 1"),
         ("-a", "not a host name"),
         ("a;b", "not a host name"),
-        ("n[0-99999999]", "more than 65536 hosts"),
-        ("n[0-999]m[0-999]", "more than 65536 hosts"),
+        ("n[0-99999999]", "expected at most 65536 hosts"),
+        ("n[0-999]m[0-999]", "expected at most 65536 hosts"),
         # Only the first two ranges are expanded.
-        ("n" + "[0-65535]" * 9_999, "more than 65536 hosts"),
-        (",".join(f"{name}[0-65535]" for name in range(9_999)), "more than 65536 hosts"),
+        ("n" + "[0-65535]" * 9_999, "expected at most 65536 hosts"),
+        (",".join(f"{name}[0-65535]" for name in range(9_999)), "expected at most 65536 hosts"),
         ("@a", "'@a': expected user@host"),
         ("me@you@a", "'me@you@a': expected user@host"),
     ],
@@ -128,7 +131,7 @@ def test_a_host_may_have_a_user():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("# nothing\n", "no host in the file"),
+        ("# nothing\n", "the file names no host; expected one host per line"),
         ("a\nb oops\n", "hosts, line 2: 'oops'"),
         ("a\nme@A\n", "host A is given with several users"),
         ("a user=-oProxyCommand\n", "hosts, line 1: 'user=-oProxyCommand'"),

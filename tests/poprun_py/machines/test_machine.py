@@ -212,7 +212,7 @@ def test_quotas_of_both_versions_without_a_named_group(tmp_path, files, quota):
 
 
 def test_an_empty_root_is_rejected(tmp_path):
-    with pytest.raises(HardwareError, match=r"no CPUs found; expected a folder that holds sys/"):
+    with pytest.raises(HardwareError, match="no CPUs were found; expected a folder that contains"):
         read_machine(tmp_path)
 
 
@@ -304,7 +304,9 @@ def test_damaged_json_is_rejected_in_one_line_or_is_a_machine(machine, data):
 
 def test_the_error_for_another_version_names_both_versions():
     data = snapshot("one-node").to_json() | {"version": 7}
-    with pytest.raises(HardwareError, match=r"version 7: expected version 1; write it again"):
+    with pytest.raises(
+        HardwareError, match="the saved machine has version 7; expected version 1; save the machine"
+    ):
         Machine.from_json(data)
 
 
@@ -319,7 +321,7 @@ def test_the_error_for_another_version_names_both_versions():
         ({"cpu_quota": 10**400}, "cpu_quota is 1000"),
         ({"numa_nodes": 3}, "numa_nodes is 3; expected a list"),
         ({"numa_nodes": []}, "different CPUs"),
-        ({"allowed_cpus": "0-x"}, "'0-x' is not a number or range"),
+        ({"allowed_cpus": "0-x"}, "'0-x' is not a CPU number or a range of CPU numbers"),
     ],
 )
 def test_the_error_names_the_contradiction(change, message):
@@ -343,7 +345,9 @@ def test_a_file_with_several_machines_names_their_hosts():
     small, large = snapshot("one-node"), snapshot("epyc-nps4")
     text = json.dumps({"hosts": {"a": small.to_json(), "b": large.to_json()}})
     assert load_machines(text, "m.json", ("b", "c", "a")) == (large, None, small)
-    with pytest.raises(HardwareError, match=r"m\.json: it describes a, b; expected z"):
+    with pytest.raises(
+        HardwareError, match="m.json: the file describes a, b; expected a description of z"
+    ):
         load_machines(text, "m.json", ("z",))
 
 

@@ -112,8 +112,8 @@ def test_mpirun_runs_ssh_itself_if_it_would_split_the_path_of_the_wrapper(monkey
     [
         ("Host key verification failed.", "not known", "ssh n1"),
         ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
-         "differs from the known one", "ssh-keygen -R n1"),
-        ("root@n1: Permission denied (publickey,password).", "password", "ssh-copy-id n1"),
+         "the host key of the host differs from the known host key", "ssh-keygen -R n1"),
+        ("root@n1 (Permission denied) (publickey,password).", "password", "ssh-copy-id n1"),
         ("Warning: Identity file /x not accessible: No such file or directory.\n"
          "n1: Permission denied (publickey).", "key file", "--ssh-args"),
         ("ssh: Could not resolve hostname n1: Name or service not known", "resolved", "DNS"),
@@ -174,7 +174,7 @@ def test_a_failed_copy_names_the_host(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{fake.parent}:/bin:/usr/bin")
     with pytest.raises(StartError) as caught:
         sync_folder(tmp_path, (Host(name="n1"),), Shell(("ssh",)))
-    assert str(caught.value).startswith("host n1: ssh wants a password")
+    assert str(caught.value).startswith("host n1: ssh asks for a password or another key")
 
 
 def test_a_problem_reads_as_one_sentence():

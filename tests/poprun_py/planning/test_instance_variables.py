@@ -38,7 +38,7 @@ def test_a_file_of_variables_reads_as_in_a_shell():
     [
         ("A=x\0y", "line 1 A: expected a value without NUL"),
         ("A=1\nA B=2", "line 2 'A B': expected NAME=VALUE"),
-        ("POPRUN_CPUS=x", "poprun-py sets it for itself"),
+        ("POPRUN_CPUS=x", "only poprun-py may set this variable; choose another name"),
     ],
 )
 def test_impossible_variables_are_refused(text, said):

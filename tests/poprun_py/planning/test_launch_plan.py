@@ -160,7 +160,7 @@ def test_a_plan_with_missing_values_can_be_shown_but_not_launched():
     data = plan_to_json(planned(LaunchConfig(program=("x",), env=("A=1", "B=2"))))
     looked_at = plan_from_json(data, {"A": "1"})
     (warning,) = plan_warnings(looked_at)
-    assert warning.startswith("this plan can be shown, not launched: ")
+    assert warning.startswith("this plan can be shown but not launched: ")
     with pytest.raises(UsageError, match=r"does not keep the values that .* set B in the env"):
         looked_at.require_fit()
     many = {"user_env": dict.fromkeys(f"V{n}" for n in range(10))}
@@ -209,13 +209,17 @@ def test_a_damaged_plan_is_refused_in_one_line(data):
 @pytest.mark.parametrize(
     ("keys", "value", "part"),
     [
-        (["program"], ["y"], "program and the command differ"),
-        (["instances", 1, "env", "RANK"], "5", "RANK of instance 1 and the command differ"),
+        (["program"], ["y"], "program of the plan and of its mpirun command differ"),
+        (
+            ["instances", 1, "env", "RANK"],
+            "5",
+            ("RANK of instance 1 of the plan and of its mpirun command differ"),
+        ),
         (["instances", 0, "cpus"], [3], "cpus and POPRUN_CPUS of instance 0 differ"),
         (["instances", 0, "user_env"], {"A=B": "x"}, "user_env 'A=B': expected NAME"),
         (["instances", 0, "user_env"], {"A": "x\0y"}, "user_env A: expected a value without NUL"),
         (["instances", 0, "threads"], 10**400, "whole numbers below"),
-        (["command"], ["mpirun"], "instances and the command differ"),
+        (["command"], ["mpirun"], "instances of the plan and of its mpirun command differ"),
         (["hosts", 0, "name"], "a b", "no blanks"),
         (["hosts", 0, "name"], "a[1-2]", "one name each"),
         (["hosts", 0, "name"], "-x", "one name each"),
@@ -349,7 +353,9 @@ def test_thousands_of_instances_share_one_part_of_the_command():
     few = planned(LaunchConfig(num_instances=2, num_replicas=2, program=("x",), env=("A=1",)))
     assert not few.compact
     assert few.channel_variables(1) == {"A": "1"}
-    with pytest.raises(UsageError, match=r"^instance_mpi_local_args: the command is too long"):
+    with pytest.raises(
+        UsageError, match="^instance_mpi_local_args: the mpirun command is too long with separate"
+    ):
         planned(
             LaunchConfig(num_instances=2048, num_replicas=2048, instance_mpi_local_args=("1:-x A",))
         )

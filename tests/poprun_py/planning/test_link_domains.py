@@ -129,8 +129,8 @@ def test_a_partition_of_other_domains_than_asked_for_is_refused():
     with pytest.raises(StartError) as caught:
         make_topology(config(8, 4, num_ilds=4), (LOCALHOST,), num_ilds=1)
     assert str(caught.value) == (
-        "num_ilds=4, but the partition has 1 IPU-Link domain: ask for 1 or for none, or let "
-        "--update-partition yes change the partition"
+        "num_ilds=4 does not match the partition, which has 1 IPU-Link domain; give "
+        "--num-ilds 1, omit the option, or add --update-partition yes to replace the partition"
     )
 
 
@@ -155,8 +155,8 @@ def planned(job):
 def test_an_instance_that_is_larger_than_a_domain_runs_with_a_warning():
     (said,) = plan_warnings(planned(config(128, 1, program=("x",))))
     assert said == (
-        "num-instances = 1 (the default): one instance drives 128 IPUs, an IPU-Link domain has 64, "
-        "so real IPUs cannot run this job: start at least 2 instances"
+        "num-instances = 1 (the default): one instance has 128 IPUs, but an IPU-Link domain "
+        "has only 64 IPUs, so this job cannot run on real IPUs; start at least 2 instances"
     )
     assert plan_warnings(planned(config(64, 1, program=("x",)))) == ()
 
@@ -173,14 +173,19 @@ def test_a_saved_plan_keeps_the_domains_of_its_partition():
 @pytest.mark.parametrize("number", [0, -1, 3, 8, 2.0, None, "2", [2]])
 def test_a_saved_plan_with_domains_that_do_not_fit_is_refused(number):
     data = plan_to_json(planned(config(8, 4, program=("x",))))
-    with pytest.raises(UsageError, match=r"says num_ilds .*, its options say 1: export it again"):
+    with pytest.raises(
+        UsageError,
+        match=r"num_ilds is .*, but the options of the plan say " r"1; export the plan again",
+    ):
         plan_from_json({**data, "num_ilds": number}, {})
 
 
 def test_a_saved_plan_with_too_many_ipus_in_a_domain_is_refused():
     data = plan_to_json(planned(config(128, 4, program=("x",))))
     assert plan_from_json(data, {}).topology.num_ilds == 2
-    with pytest.raises(UsageError, match="says num_ilds 1, its options say 2"):
+    with pytest.raises(
+        UsageError, match="launch plan: num_ilds is 1, but the options of the plan say"
+    ):
         plan_from_json({**data, "num_ilds": 1}, {})
 
 

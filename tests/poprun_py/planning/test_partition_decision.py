@@ -21,7 +21,7 @@ from poprun_py.planning.job_partition import is_temporary, permanent_name, tempo
 from poprun_py.planning.partition_decision import Action, decide_partition, wanted_request
 
 OWN = temporary_name("host")
-NEW = "name a new partition with --vipu-partition, use one made with --reconfigurable, or "
+NEW = "name a new partition with --vipu-partition, use a partition made with --reconfigurable, or "
 JOB = {"num_instances": 2, "num_replicas": 4}
 
 
@@ -119,7 +119,10 @@ def test_a_reconfigurable_partition_that_is_too_small_is_not_told_to_be_reconfig
         state = replace(now, partitions=(each,))
         reasons.append(decide_partition(LaunchConfig(**JOB), {}, state, new_name=OWN).reason)
     assert all("add --update-partition yes: partition p does not fit" in text for text in reasons)
-    assert ["use one made with --reconfigurable" in text for text in reasons] == [False, True]
+    assert ["use a partition made with --reconfigurable" in text for text in reasons] == [
+        False,
+        True,
+    ]
 
 
 def test_a_launch_without_a_partition_creates_a_temporary_one(pod):
@@ -234,7 +237,7 @@ def test_scattered_free_ipus_are_not_enough(pod):
         Attachment(id="", partition="p", ipus=(ipu,), holder=HOLDER, since=0.0) for ipu in (0, 4)
     )
     use = decide_partition(LaunchConfig(**JOB), {}, replace(now, attachments=held), new_name=OWN)
-    assert use.busy.endswith(" and 1 more: 4 IPUs together are needed, 6 of 8 are free")
+    assert use.busy.endswith(" and 1 more: this job needs 4, and 6 of the 8 IPUs are free")
     assert (use.partition, use.num_ilds) == (partition, 1)
     parts = tuple(
         replace(partition, name=f"p{i}", ipus=now.pod.ipus()[i * 4 : i * 4 + 1]) for i in range(4)
@@ -242,7 +245,7 @@ def test_scattered_free_ipus_are_not_enough(pod):
     use = decide_partition(
         LaunchConfig(**JOB, vipu_partition="q"), {}, replace(now, partitions=parts), new_name=OWN
     )
-    assert "POD has 16, 12 of them free, but not as one suitable block (p0 of " in use.busy
+    assert "POD has 16, 12 of them free, but not in one suitable block (p0 of " in use.busy
 
 
 def test_a_launch_within_an_instance_inherits_its_ipus(pod):
@@ -267,7 +270,8 @@ def test_a_launch_within_an_instance_inherits_its_ipus(pod):
     assert larger.is_refused
     assert not larger.busy
     assert (
-        "this launch runs in an instance of other.py (process 4711), which has 2" in larger.reason
+        "but the job runs in an instance of other.py (process 4711), which has only"
+        in larger.reason
     )
     # The rule does not apply to another partition.
     named = LaunchConfig(**JOB, vipu_partition="q")

@@ -122,8 +122,8 @@ def test_python_without_a_script(program, said):
 # The faults of the printed commands, in order.
 FAULTS = {
     "pod64": [
-        "' --vipu-partition=pod64_partition_name' is an option after a blank",
-        "' --num-replicas=64' is an option after a blank",
+        "' --vipu-partition=pod64_partition_name' is an option that begins with a blank",
+        "' --num-replicas=64' is an option that begins with a blank",
         "--mpi-global-args: oob_tcp_if_include 'xxx,xxx,xxx.0/16': 'xxx.0/16' is not a network",
     ],
     "pod128": [

@@ -104,10 +104,14 @@ def test_an_option_for_real_ipus_has_a_warning_without_a_pod(name):
 def test_options_with_one_reason_share_a_sentence():
     given = {"vipu_cluster": "c", "sync_type": "ST_GS2_DEFAULT", "vipu_server_port": 8091}
     assert said(typed(**given, vipu_partition="p")) == (
-        "--vipu-server-port has no effect: IPUs are emulated, no V-IPU server is asked; instances "
-        "only get the IPUOF_VIPU_API_ variables",
-        "--vipu-partition has no effect: IPUs are emulated, and only IPUOF_VIPU_API_PARTITION_ID, "
-        "gc-info and gc-monitor show the name",
+        (
+            "--vipu-server-port has no effect: the IPUs are emulated without a V-IPU server, and "
+            "these values only go into the variables IPUOF_VIPU_API_* of the instances"
+        ),
+        (
+            "--vipu-partition has no effect: the IPUs are emulated without a partition, and only "
+            "IPUOF_VIPU_API_PARTITION_ID, gc-info and gc-monitor show the name"
+        ),
         "--vipu-cluster, --sync-type have no effect: IPUs are emulated, and no partition is made "
         "or changed",
     )
@@ -122,8 +126,10 @@ def test_with_a_pod_options_of_partitions_have_no_warning():
     )
     of_folder = replace(planned, partition=refusal("/pods/p", ""))
     assert unused_option_warnings(of_folder) == (
-        "--vipu-server-host, --vipu-server-port have no effect: the pod is /pods/p; use --pod "
-        "server for the server that these options name",
+        (
+            "--vipu-server-host, --vipu-server-port have no effect: the job uses the pod /pods/p; "
+            "to use the server that these options name, add --pod server"
+        ),
     )
     server = replace(of_folder, config=replace(of_folder.config, pod="server"))
     assert unused_option_warnings(server) == ()
@@ -181,14 +187,14 @@ def test_options_that_apply_to_all_jobs_have_no_warning_for_one(place):
     ("values", "sentence"),
     [
         ({"allow_fewer_hosts": True},
-         "--allow-fewer-hosts has no effect: a job is started again with --max-restarts only"),
+         ("--allow-fewer-hosts has no effect: a job is only restarted if --max-restarts is " "given")),
         ({"process_placement": "packnuma", "numa_aware": True},
          "--process-placement has no effect: --numa-aware yes decides"),
         ({"overwrite_config": True},
-         "--overwrite-config has no effect: there is no --export-config and no --export-plan"),
-        ({"run": True}, "--run has no effect: the job runs anyway; it is for --export-plan"),
+         "--overwrite-config has no effect: neither --export-config nor --export-plan is given"),
+        ({"run": True}, ("--run has no effect: the job runs without this option, too; the " "option is meant for --export-plan")),
         ({"print_topology": "tree", "export_plan": "-"},
-         "--print-topology has no effect: --export-plan - takes standard output"),
+         "--print-topology has no effect: --export-plan - prints the plan to standard output"),
         ({"allow_fewer_hosts": True, "max_restarts": 1}, None),
         ({"process_placement": "packnuma"}, None),
         ({"overwrite_config": True, "export_config": "c.toml"}, None),
@@ -207,11 +213,15 @@ def test_options_for_open_mpi_have_a_warning_with_another_mpi():
     assert said(typed(mpi_fast_start=True)) == ()
     assert said(typed(mpi_fast_start=False), kind=MPICH) == ()
     (sentence,) = said(typed(mpi_fast_start=True), kind=MPICH)
-    assert sentence.startswith("--mpi-fast-start has no effect: it is for Open MPI")
+    assert sentence.startswith(
+        "--mpi-fast-start has no effect: this option only affects Open MPI on hosts"
+    )
     assert said(typed(allow_run_as_root=False)) == ()
     assert said(typed(allow_run_as_root=True), kind=MPICH) == ()
     (sentence,) = said(typed(allow_run_as_root=False), kind=MPICH)
-    assert sentence == "--allow-run-as-root has no effect: this MPI lets root start jobs"
+    assert sentence == (
+        "--allow-run-as-root has no effect: this MPI always allows root to start jobs"
+    )
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,13 @@ def test_modules_that_python_would_run(module, folder):
         ("gone", "module gone was not found in "),
         ("pkg.gone", "module pkg.gone was not found in "),
         ("pkg.mod.x", "module pkg.mod.x was not found: pkg.mod is not a package"),
-        ("pkg", "module pkg is a package without __main__.py: name a module in it"),
+        (
+            "pkg",
+            (
+                "module pkg is a package without __main__.py; give the name of a module in "
+                "the package"
+            ),
+        ),
         ("spaced.deep", "is a package without __main__.py"),
         ("pkg..mod", "was not found"),
         ("alone.py", "module alone.py was not found: alone is not a package"),

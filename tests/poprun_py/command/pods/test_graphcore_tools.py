@@ -304,7 +304,9 @@ def test_messages_and_help_have_the_name_of_the_command(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["/opt/bin/poprun"])
     assert cli.run(["--num-instances", "2"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("poprun: error: no program given: expected poprun [options]")
+    assert said.startswith(
+        "poprun: error: no program is given; expected poprun [options] program [arguments]"
+    )
     code = (
         "import sys; sys.argv[0] = '/opt/bin/poprun'; from poprun_py.__main__ import main; main()"
     )

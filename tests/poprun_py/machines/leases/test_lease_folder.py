@@ -122,7 +122,12 @@ def test_files_of_dead_processes_are_removed_at_once(folder, holder, place):
 
 def test_an_error_says_that_the_folder_was_removed(folder, place):
     place.rmdir()
-    with folder.mutex(), pytest.raises(OSError, match="it was removed, or other processes remove"):
+    with (
+        folder.mutex(),
+        pytest.raises(
+            OSError, match="the folder was removed, or other processes remove new files from it"
+        ),
+    ):
         folder.create(RECORD)
 
 

@@ -112,11 +112,11 @@ def test_the_table_lists_leases_and_then_waiting_jobs_in_their_order():
 
 def test_a_warning_about_shared_cores_is_one_short_line():
     me = LEASE._replace(user=str(os.geteuid()))
-    assert sharing_text([me], {1, 2, 4}) == "sharing CPUs 1,4 with run r (pid 7)"
+    assert sharing_text([me], {1, 2, 4}) == "this job shares CPUs 1,4 with run r (pid 7)"
     other = LEASE._replace(job=JOB._replace(run_id=""))
     assert sharing_text([other, me], host="b", has_advice=True) == (
-        "sharing CPUs 0-1,4 of host b with ann's train.py (pid 7) and 1 more; --share-cores no "
-        "refuses, --wait-for-resources waits"
+        "sharing CPUs 0-1,4 of host b with ann's train.py (pid 7) and 1 more; to avoid "
+        "sharing, give --share-cores no or --wait-for-resources"
     )
 
 
@@ -129,9 +129,9 @@ def test_a_warning_about_shared_cores_is_one_short_line():
 )
 def test_an_error_about_cores_fits_in_160_characters(leases, queue, host, free, has_waited):
     text = refusal_text(leases, queue, host=host, free=free, has_waited=has_waited)
-    end = " (POPRUN_WAIT_FOR_RESOURCES=86400: the time is over)" if has_waited else ""
+    end = " (the time of POPRUN_WAIT_FOR_RESOURCES=86400 is over)" if has_waited else ""
     assert len(f"poprun-py: error: {text}{end}") <= 160
-    assert text.startswith("--share-cores yes shares")
+    assert text.startswith("this job got no CPUs; add --share-cores yes")
     assert has_waited == ("--wait-for-resources" not in text)
 
 
@@ -142,7 +142,7 @@ def test_an_error_about_cores_says_who_holds_them_and_what_is_free():
         "CPUs 2-3 are free; 1 more: --print-leases"
     )
     assert refusal_text([me], [WAITER], host="b", has_waited=True) == (
-        "--share-cores yes shares: bob's run r (pid 7) waits for CPUs of host b before this job"
+        "--share-cores yes shares: bob's run r (pid 7) is ahead in the queue for CPUs of host b"
     )
 
 

@@ -157,7 +157,9 @@ def test_the_variable_names_the_folder(given, found):
 
 def test_the_default_folder_and_an_invalid_variable():
     assert leases_folder({}) in (Path("/dev/shm/poprun-py-leases"), Path("/tmp/poprun-py-leases"))
-    with pytest.raises(ValueError, match="POPRUN_LEASES 'x': expected an absolute path, or none"):
+    with pytest.raises(
+        ValueError, match="POPRUN_LEASES 'x': expected the absolute path of a folder, or none"
+    ):
         leases_folder({"POPRUN_LEASES": "x"})
 
 

@@ -121,7 +121,7 @@ def test_an_unusable_folder_is_reported_as_a_problem(taken, place):
     assert (list(answer), lease.cpus) == (["problem"], ())
     assert str(place) in answer["problem"]
     answer, _ = taken(environ={"POPRUN_LEASES": "here"})
-    assert "expected an absolute path" in answer["problem"]
+    assert "expected the absolute path of a folder, or none" in answer["problem"]
     assert taken(environ={"POPRUN_LEASES": "none"})[0] == {}
 
 

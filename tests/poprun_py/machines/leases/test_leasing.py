@@ -71,7 +71,7 @@ def test_other_jobs_are_only_logged_if_they_do_not_change_the_plan(job, holder):
     leased = job()
     assert leased.share.cpus == {0}
     assert "has CPU 1 since" in job.said.log[0]
-    assert "the memory of a NUMA node is shared with" in job.said.log[1]
+    assert "this job shares the memory of a NUMA node with" in job.said.log[1]
     assert (job.said.tell, job.said.warn) == ([], [])
 
 
@@ -80,7 +80,7 @@ def test_other_jobs_that_change_the_plan_are_named(job, holder):
     assert job().share.cpus == {1}
     assert job.said.tell == [
         line for line in job.said.tell
-        if f"holder (pid {other.pid}) has CPU 0 since" in line and "this one has CPU 1" in line
+        if f"holder (pid {other.pid}) has CPU 0 since" in line and "this job has CPU 1" in line
     ]  # fmt: skip
     assert len(job.said.tell) == 1
 
@@ -93,8 +93,7 @@ def test_an_error_names_the_options_that_help_and_then_the_other_jobs(job, holde
     with pytest.raises(StartError) as caught:
         job(**options)
     assert str(caught.value).startswith(
-        "--share-cores yes shares, --wait-for-resources waits: "
-        f"holder (pid {other.pid}) holds CPUs 0-1"
+        f"--share-cores yes shares or --wait-for-resources: holder (pid {other.pid}) holds CPUs 0-1"
     )
     assert len(list(holder("look").seen["jobs"])) == 1
 
@@ -103,8 +102,10 @@ def test_by_default_a_job_shares_cores_and_warns_in_one_line(job, holder):
     other = holder(cpus="0-1").process
     assert job().share.cpus == {0}
     assert job.said.warn == [
-        f"sharing CPU 0 with holder (pid {other.pid}); --share-cores no refuses, "
-        "--wait-for-resources waits"
+        (
+            f"sharing CPU 0 with holder (pid {other.pid}); to avoid sharing, give --share-cores "
+            "no or --wait-for-resources"
+        )
     ]
     assert (job.said.tell, job.said.log) == ([], [])
 
@@ -116,14 +117,14 @@ def test_the_cores_of_a_shareable_lease_are_shared_even_by_a_job_that_asks_or_wa
     holder("hold-shareable", cpus="0-1")
     assert job(**options).share.cpus == {0}
     assert job.waits == []
-    assert job.said.warn[0].startswith("sharing CPU 0 with holder")
+    assert job.said.warn[0].startswith("this job shares CPU 0 with holder")
     with pytest.raises(StartError, match="holds CPUs 0-1"):
         job(share_cores="no")
 
 
 def test_a_job_that_may_not_share_may_wait_also_for_shareable_cores(job, holder):
     holder("hold-shareable", cpus="0-1")
-    with pytest.raises(StartError, match="the time is over"):
+    with pytest.raises(StartError, match=r"\(the time of"):
         job(share_cores="no", wait_for_resources=0.1)
     assert job.waits
     with pytest.raises(UsageError, match="cannot be used together"):
@@ -161,7 +162,7 @@ def test_sharing_takes_all_cores_and_warns(job, holder):
     leased = job(cores=2, share_cores="yes")
     assert leased.share.cpus == {0, 1}
     assert len(job.said.warn) == 1
-    assert job.said.warn[0].startswith("sharing CPU 0 with holder (pid ")
+    assert job.said.warn[0].startswith("this job shares CPU 0 with holder (pid ")
     assert "--share-cores" not in job.said.warn[0]
     assert holder("look").seen["outer"][0]["shared"] is True
 
@@ -175,7 +176,7 @@ def test_cores_are_not_shared_if_others_are_free(job, holder):
 
 def test_a_waiting_job_goes_first(job, holder):
     waiter = holder("queue").process
-    with pytest.raises(StartError, match=r"waiter \(pid \d+\) waits for CPUs before this job"):
+    with pytest.raises(StartError, match=r"waiter \(pid \d+\) is ahead in the queue for " r"CPUs"):
         job(cores_per_instance=1)
     # By default a job starts nevertheless, with a shared lease that the waiting job ignores.
     started = job()
@@ -200,7 +201,7 @@ def test_waiting_ends_when_the_other_job_ends(job, holder, place):
     assert leased.share.cpus == {0}
     assert leased.waited_seconds > 0
     assert lines[0][0] == 0
-    assert lines[0][1].startswith("for CPUs at place 1 of 1: ")
+    assert lines[0][1].startswith("for CPUs (place 1 of 1 in the queue): ")
     assert lines[-1][1] == ""
     assert len(list(place.glob("ticket-*"))) == 0
 
@@ -208,7 +209,7 @@ def test_waiting_ends_when_the_other_job_ends(job, holder, place):
 def test_waiting_has_a_time_out(job, holder, place):
     holder(cpus="0-1")
     began = time.monotonic()
-    with pytest.raises(StartError, match=r"holds .*\(wait_for_resources=0.3: the time is over\)$"):
+    with pytest.raises(StartError, match=r"holds .*\(the time of wait_for_resources=0.3 is over\)$"):
         job(wait_for_resources=0.3)
     assert time.monotonic() - began >= 0.3
     assert {reason[:11] for _, reason in job.waits} == {"for CPUs at", ""}
@@ -234,10 +235,10 @@ def test_a_locked_mutex_neither_ends_waiting_nor_starts_a_job(job, holder, place
             StartError, match=f"^{place}: another process keeps its mutex .*is over"
         ):
             job(wait_for_resources=0.2)
-        assert "another process keeps its mutex locked" in job.waits[0][1]
+        assert "another process keeps this folder of leases locked" in job.waits[0][1]
         # A job that does not wait runs without a lease, with a warning.
         assert job(cores=2).lease.cpus == ()
-    assert "no cores are kept from other jobs: " in job.said.warn[0]
+    assert "the cores of this job are not leased, so other jobs may use" in job.said.warn[0]
     with pytest.raises(StartError, match="holds CPUs 0-1"):
         job(wait_for_resources=0.1)
 
@@ -311,7 +312,7 @@ def test_leases_are_turned_off_by_none(job, holder, place, monkeypatch):
     leased = job(cores=2)
     assert (leased.share.cpus, leased.lease.cpus) == ({0, 1}, ())
     monkeypatch.setenv("POPRUN_LEASES", "here")
-    with pytest.raises(UsageError, match="expected an absolute path"):
+    with pytest.raises(UsageError, match="expected the absolute path of a folder, or none"):
         job()
 
 

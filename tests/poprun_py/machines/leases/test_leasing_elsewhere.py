@@ -81,7 +81,9 @@ def test_an_error_names_the_host_and_the_other_jobs(job):
         "--share-cores yes shares, --wait-for-resources waits: ann's run r (pid 7) holds CPUs 0-63 "
         "of host b"
     )
-    with pytest.raises(StartError, match=r"bob's next.py \(pid 8\) waits for CPUs of host b"):
+    with pytest.raises(
+        StartError, match=r"bob's next.py \(pid 8\) is ahead in the queue for " r"CPUs of host"
+    ):
         job([(), (WAITER,)])
 
 
@@ -95,7 +97,9 @@ def test_waiting_probes_the_host_until_enough_cpus_are_free(job):
 
 def test_waiting_has_a_time_out(job):
     full = [(holding(*ALL),)]
-    with pytest.raises(StartError, match=r"of host b \(wait_for_resources=4: the time is over\)$"):
+    with pytest.raises(
+        StartError, match=r"of host b \(the time of wait_for_resources=4 is " r"over\)$"
+    ):
         job(full, full, full, wait_for_resources=4)
     assert job.clock == [4.0]
 
