@@ -106,8 +106,12 @@ def test_a_lost_host_is_replaced_by_more_replicas_and_taken_in_again(make_lab, t
     job.wait_for(["node0", "node1"])
     said = job.end()
     job.check()
-    assert "going on without node1: 1 instance with 4 replicas each, instead of 2" in said
-    assert "going on with node1: 2 instances with 2 replicas each, instead of 1" in said
+    assert (
+        "the job continues without host node1: 1 instance with 4 replicas each, instead of 2 in"
+    ) in said
+    assert (
+        "the job continues with host node1: 2 instances with 2 replicas each, instead of 1 in"
+    ) in said
     assert [each["cause"] for each in job.attempts()] == ["failed", "hosts", "completed"]
     assert [len(each["instances"]) for each in job.attempts()] == [2, 1, 2]
 
@@ -137,14 +141,14 @@ def test_a_host_that_is_lost_while_a_restart_begins_is_left_out_as_well(make_lab
     job.wait_for(["node0", "node1", "node2"])
     lab[1].kill()
     lines = [job.process.stderr.readline()]
-    while "restart 1 of 3" not in lines[-1]:
+    while "(restart 1 of 3)" not in lines[-1]:
         lines.append(job.process.stderr.readline())
         assert lines[-1], lines
     lab[2].kill()
     wait_until(lambda: set(job.lines()[-1][2:]) == {"node0"}, 90, "the job does not go on on node0")
     said = job.end()
     job.check(replicas=6, repeated=2)
-    assert "going on without node2" in said
+    assert "the job continues without host node2" in said
 
 
 def test_processes_that_are_replicas_keep_their_number_and_wait_for_a_restart(make_lab, tmp_path):
@@ -168,8 +172,8 @@ def test_processes_that_are_replicas_keep_their_number_and_wait_for_a_restart(ma
     job.wait_for(["node0", "node1"])
     said = "".join(lines) + job.end()
     job.check(replicas=2, repeated=2)
-    assert "going on without node1: the instances share cores, because each one is a rep" in said
-    assert "going on with node1\n" in said
+    assert "the job continues without host node1: the instances share cores, because fewer" in said
+    assert "the job continues with host node1\n" in said
 
 
 def test_a_job_without_its_host_waits_for_the_host(make_lab, tmp_path):
@@ -178,7 +182,7 @@ def test_a_job_without_its_host_waits_for_the_host(make_lab, tmp_path):
     job.wait_for(["node0", "node1"])
     lab[1].kill()
     lines = [job.process.stderr.readline()]
-    while "waiting for lost hosts (--wait-for-hosts)" not in lines[-1]:
+    while "waiting until the lost hosts can be used again (--wait-for-hosts)" not in lines[-1]:
         lines.append(job.process.stderr.readline())
         assert lines[-1], lines
     num_steps = len(job.lines())
@@ -199,21 +203,23 @@ def test_a_user_adds_a_host_to_a_running_job(make_lab, tmp_path):
         return done.returncode, done.stdout + done.stderr
 
     code, said = add("node0")
-    assert (code, "host node0 is part of the job already" in said) == (3, True)
+    assert (code, "host node0 is already part of the job" in said) == (3, True)
     code, said = add("nowhere")
-    assert (code, "host nowhere: the name cannot be resolved" in said) == (3, True)
+    assert (code, "host nowhere: the host name cannot be resolved" in said) == (3, True)
     empty = tmp_path / "empty"
     empty.mkdir()
     assert lab[1].run("mount", "--bind", empty, Path(sys.prefix)).returncode == 0
     code, said = add("node1")
-    assert (code, f"host node1: {sys.executable} does not run there" in said) == (3, True)
+    assert (code, f"host node1: {sys.executable} does not run on the host" in said) == (3, True)
     assert lab[1].run("umount", Path(sys.prefix)).returncode == 0
     code, said = add("node1")
-    assert (code, "the job takes host node1 in" in said) == (0, True)
+    assert (code, "host node1 is added to the job" in said) == (0, True)
     job.wait_for(["node0", "node1"])
     said = job.end()
     job.check(repeated=0)
-    assert "going on with node1: 2 instances with 2 replicas each, instead of 1" in said
+    assert (
+        "the job continues with host node1: 2 instances with 2 replicas each, instead of 1 in"
+    ) in said
     assert lab[0].poprun("--add-host", "grows", "node1").returncode == 3
 
 
@@ -269,7 +275,7 @@ def test_a_training_has_the_same_bits_on_fewer_hosts_and_on_all_again(make_lab, 
     assert len(done) - len(set(done)) <= 1, steps()
     assert steps()[-1][2] == "2"
     # The return of the host is not a failure, so one restart is enough.
-    assert "restart 1 of 1 at once" in said
+    assert "restarting the job at once (restart 1 of 1)" in said
     report = json.loads((attempts / "report.json").read_text())["attempts"]
     lost, back = (each["host_change"] for each in report[1:])
     assert (lost["lost"], lost["num_instances"]) == (["node1"], 1)

@@ -75,7 +75,9 @@ def test_a_job_of_two_hosts_holds_cpus_of_both_and_plans_around_others(lab, job)
     refused = lab[0].poprun("--host", lab.names(), *ONE_EACH, "touch", job.folder / "started")
     assert (refused.returncode, refused.stderr.count("\n")) == (3, 1), refused.stderr
     assert len(refused.stderr) <= 161
-    assert "error: --share-cores yes shares, --wait-for-resources waits: run " in refused.stderr
+    assert (
+        "error: this job got no CPUs; add --share-cores yes or --wait-for-resources: run "
+    ) in refused.stderr
     assert "of host node1" in refused.stderr
     assert not (job.folder / "started").exists()
     # It is waited for, also there.
@@ -96,12 +98,14 @@ def test_what_was_taken_meanwhile_is_refused_by_the_host_itself(lab, job):
     words = ["--host", lab.names(), *ONE_EACH, "--no-check"]
     refused = lab[0].poprun(*words, "touch", job.folder / "started")
     assert (refused.returncode, refused.stderr.count("\n")) == (3, 1), refused.stderr
-    assert "error: --share-cores yes shares, --wait-for-resources waits: run " in refused.stderr
+    assert (
+        "error: this job got no CPUs; add --share-cores yes or --wait-for-resources: run "
+    ) in refused.stderr
     assert "of host node1" in refused.stderr
     assert not (job.folder / "started").exists()
     shared = lab[0].poprun(*words, "--share-cores", "yes", "true")
     assert shared.returncode == 0, shared.stderr
-    assert "warning: sharing CPU" in shared.stderr
+    assert "warning: this job shares CPU" in shared.stderr
     assert "of host node1 with run " in shared.stderr
     assert len(holders(lab[1])) == 1
     # By default a job that asks for no cores shares them, in one line, with or without a look.
@@ -109,5 +113,5 @@ def test_what_was_taken_meanwhile_is_refused_by_the_host_itself(lab, job):
         words = ["--host", lab.names(), "-n", "2", "--num-replicas", "2", *look]
         default = lab[0].poprun(*words, "true")
         assert (default.returncode, default.stderr.count("\n")) == (0, 1), default.stderr
-        assert "warning: sharing CPU" in default.stderr
-        assert "--share-cores no refuses" in default.stderr
+        assert "warning: this job shares CPU" in default.stderr
+        assert "to avoid sharing, give --share-cores no" in default.stderr

@@ -141,7 +141,9 @@ def ended(lab_permitted, tmp_path_factory):
 def test_a_host_lost_while_mpirun_starts_is_named(ended):
     end = ended(starting)
     assert end.code == 3, end
-    assert end.stderr.startswith("poprun-py: error: host node1: it does not answer"), end.stderr
+    assert end.stderr.startswith("poprun-py: error: host node1: the host does not answer"), (
+        end.stderr
+    )
     assert end.stdout == ""
 
 
@@ -149,7 +151,7 @@ def test_a_host_lost_while_mpirun_starts_is_named(ended):
 def test_a_firewall_between_a_host_and_the_launcher_is_named(ended):
     end = ended(firewall)
     assert end.code == 3, end
-    assert "host node1: it cannot open a connection to this machine; open the fire" in end.stderr
+    assert "host node1: the host cannot open a connection to this machine; open" in end.stderr
 
 
 def test_a_link_that_goes_down_ends_the_job(ended):
@@ -172,8 +174,8 @@ def test_a_restart_leaves_out_a_host_that_is_down(ended):
     assert end.code == 0, end
     assert sorted(end.stdout.splitlines()) == ["6 node0"] * 3 + ["6 node2"] * 3
     said = end.stderr[end.stderr.index("poprun-py: warning: going on") :].splitlines()
-    assert said[0] == "poprun-py: warning: going on without node1"
-    assert said[1].startswith("poprun-py: warning: restart 1 of 1 in 1 s")
+    assert said[0] == "poprun-py: warning: the job continues without host node1"
+    assert said[1].startswith("poprun-py: warning: restarting the job in 1 s (restart 1 of 1)")
 
 
 def test_an_interrupt_ends_the_job_on_every_host(lab, tmp_path):

@@ -36,7 +36,7 @@ def test_the_order_of_hosts_and_the_name_of_their_network_are_the_users(lab, hel
     done = lab[0].poprun("-v", "--host", "node1,node0", "--num-instances", "4",
                          "--num-replicas", "4", "--host-subnet", "eth0", hello)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    for words in ("btl_tcp_if_include eth0 ", "prte_if_include eth0 ", "one another over eth0"):
+    for words in ("btl_tcp_if_include eth0 ", "prte_if_include eth0 ", "over the network eth0"):
         assert words in done.stderr
     places = [line.split()[1] for line in lines(done.stdout)]
     assert places == ["node1", "node1", "node0", "node0"]
@@ -104,7 +104,7 @@ def test_instances_on_every_host_get_their_variables_network_and_libraries(lab, 
     ]
     assert f"btl_tcp_if_include {network} " in done.stderr
     assert f"prte_if_include {network} " in done.stderr
-    assert f"talk to one another over {network}" in done.stderr
+    assert f"communicate over the network {network}" in done.stderr
 
 
 def test_a_program_does_without_names_of_the_sdk(lab, script):
@@ -173,7 +173,10 @@ def test_a_subnet_that_a_host_is_not_on(lab, hello):
     done = lab[0].poprun("--host", lab.names(), "--num-instances", "2", "--num-replicas", "2",
                          "--host-subnet", "10.77.0.0/16", hello)  # fmt: skip
     assert done.returncode == 3
-    assert "node0 is not on --host-subnet 10.77.0.0/16; it has eth0 (10.99.0.0/24)" in done.stderr
+    assert (
+        "node0 has no network 10.77.0.0/16, which --host-subnet names; the networks of the "
+        "host are: eth0 (10.99.0.0/24)"
+    ) in done.stderr
 
 
 def test_ssh_arguments_and_configuration_reach_every_ssh(make_lab, hello, tmp_path):

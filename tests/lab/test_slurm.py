@@ -63,7 +63,7 @@ def test_one_other_host_alone_is_reached_by_ssh(cluster, hello):
     assert places(done.stdout) == ["node1"] * 4
     refused = cluster.run(*words, hello)
     assert refused.returncode == 3
-    assert "host node1: ssh wants a password" in refused.stderr
+    assert "host node1: ssh asks for a password" in refused.stderr
 
 
 def test_ssh_arguments_ask_for_ssh(cluster, hello):

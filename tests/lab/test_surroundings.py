@@ -81,7 +81,10 @@ def test_hosts_without_ipv4_are_checked(ipv6_lab, hello):
     assert f"over {IPV6_SUBNET}" in done.stdout
     done = ipv6_lab[0].poprun(*words, "--host-subnet", "fd00:77::/64", hello)
     assert done.returncode == 3
-    assert f"node0 is not on --host-subnet fd00:77::/64; it has eth0 ({IPV6_SUBNET})" in done.stderr
+    assert (
+        "node0 has no network fd00:77::/64, which --host-subnet names; the networks of the "
+        f"host are: eth0 ({IPV6_SUBNET})"
+    ) in done.stderr
 
 
 def test_names_with_upper_case_and_underscores(named_lab, hello):
@@ -110,7 +113,7 @@ def test_two_names_of_one_machine(named_lab, hello):
     done = named_lab[0].poprun("--host", f"{named_lab[1].address},GPU_Box01", *JOB, hello)
     assert done.returncode == 3
     assert (
-        f"hosts {named_lab[1].address} and GPU_Box01 are the same machine (GPU_Box01); name it once"
+        f"hosts {named_lab[1].address} and GPU_Box01 are the same machine (GPU_Box01); give"
         in done.stderr
     )
 

@@ -111,14 +111,14 @@ def _id_of(value):
 @pytest.mark.parametrize(
     ("breakage", "said", "fix", "check"),
     [
-        (no_key, "ssh wants a password", "ssh-copy-id node1", []),
-        (no_key, "ssh wants a password", "ssh-copy-id node1", ["--no-check"]),
-        (unknown_host_key, "host key is not known", "ssh node1", []),
-        (changed_host_key, "differs from the known one", "ssh-keygen -R node1", []),
-        (no_python, "python does not run there", "same path", []),
-        (no_python, "python does not run there", "same path", ["--no-check"]),
-        (no_mpi, "MPI is missing there", "mpirun", []),
-        (no_mpi, "MPI is missing there", "mpirun", ["--no-check"]),
+        (no_key, "ssh asks for a password", "ssh-copy-id node1", []),
+        (no_key, "ssh asks for a password", "ssh-copy-id node1", ["--no-check"]),
+        (unknown_host_key, "host key of the host is not known", "ssh node1", []),
+        (changed_host_key, "differs from the known host key", "ssh-keygen -R node1", []),
+        (no_python, "python does not run on the host", "same path", []),
+        (no_python, "python does not run on the host", "same path", ["--no-check"]),
+        (no_mpi, "MPI is missing on the host", "mpirun", []),
+        (no_mpi, "MPI is missing on the host", "mpirun", ["--no-check"]),
         (host_down, "does not answer", "ping node1", []),
         (host_down, "does not answer", "ping node1", ["--no-check"]),
         (no_sshd_port, "no sshd listens", "-p PORT", []),
@@ -152,7 +152,7 @@ def test_a_login_shell_of_another_kind_than_bournes(lab, hello, tmp_path):
 def test_an_unknown_name_is_refused(lab, hello):
     done = lab[0].poprun("--host", "node0,nowhere", *JOB, hello)
     assert done.returncode == 3
-    assert "host nowhere: the name cannot be resolved" in done.stderr
+    assert "host nowhere: the host name cannot be resolved" in done.stderr
 
 
 def test_another_python_on_one_host(lab, hello):
@@ -176,10 +176,10 @@ def test_check_gives_one_fix_for_every_red_cell(make_lab, hello, tmp_path):
     assert done.returncode == 3
     table, fixes = done.stdout.split("\n\n")[:2]
     assert table.count("!") == len(fixes.splitlines()) == 3
-    assert "node1: /dev/shm has 1 MiB free; enlarge it" in fixes
+    assert "node1: the free space in /dev/shm of the host is 1 MiB; enlarge" in fixes
     assert "node1" in fixes
     assert "--sync" in fixes
-    assert "node2: it does not answer" in fixes
+    assert "node2: the host does not answer" in fixes
 
 
 def test_a_host_with_too_few_descriptors_is_named(lab, hello):

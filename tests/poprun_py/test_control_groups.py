@@ -131,8 +131,8 @@ def test_a_program_that_exceeds_the_memory_limit_is_killed(tmp_path):
         )
         seen = measure(fault, tmp_path / "out")
         assert seen.code == 137, seen.stderr
-        assert "out of memory: killed by the kernel" in seen.stderr
-        assert "of 150 MiB allowed" in seen.stderr
+        assert "out of memory: the kernel killed the instance" in seen.stderr
+        assert "limit 150 MiB" in seen.stderr
         assert seen.report["first_failure"]["oom_kills"] == 1
     finally:
         group.rmdir()

@@ -252,4 +252,4 @@ def test_a_job_that_sleeps_hangs(poprun, script):
     done = poprun("--hang-timeout", "0.3", "--grace", "1", script("import time\ntime.sleep(1000)"))
     assert done.returncode == 124, done.stderr
     assert "(no output, no CPU time), at program.py:2: time.sleep(1000)\n" in done.stderr
-    assert "what the instances were doing:" in done.stderr
+    assert "the Python stacks of the instances:" in done.stderr

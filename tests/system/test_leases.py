@@ -96,14 +96,17 @@ def test_two_jobs_have_disjoint_cores_and_a_third_waits_for_one(jobs):
     refused = jobs.run(*ONE, "touch", "started")
     assert (refused.returncode, refused.stderr.count("\n")) == (3, 1)
     assert len(refused.stderr) <= 161
-    way = "poprun-py: error: --share-cores yes shares, --wait-for-resources waits: run "
+    way = (
+        "poprun-py: error: this job got no CPUs; add --share-cores yes or "
+        "--wait-for-resources: run "
+    )
     assert refused.stderr.startswith(way)
     assert f"(pid {first.pid}) holds CPU {CPUS[0]};" in refused.stderr
     assert not (jobs.folder / "started").exists()
     # One waits, and nobody overtakes it.
     third = jobs.start("third", *ONE, "--wait-for-resources", "--output-dir", "out")
     wait_until(lambda: jobs.tickets())
-    assert "waiting for CPUs at place 1 of 1" in third.stderr.readline()
+    assert "waiting for CPUs (place 1 of 1 in the queue)" in third.stderr.readline()
     assert [w["pid"] for w in jobs.leases()["waiting"]] == [third.pid]
     before = jobs.cpus("first")
     jobs.end("first")
@@ -123,14 +126,16 @@ def test_a_job_runs_beside_another_one_with_a_warning_and_a_fair_part_of_the_thr
     done = jobs.run("--output", "plain", "printenv", "OMP_NUM_THREADS")
     assert (done.returncode, done.stdout) == (0, f"{max(1, len(CPUS) // 2)}\n")
     assert done.stderr == (
-        f"poprun-py: warning: sharing CPUs {ranges_text(CPUS)} with run {run} (pid {first.pid}); "
-        "--share-cores no refuses, --wait-for-resources waits\n"
+        f"poprun-py: warning: this job shares CPUs {ranges_text(CPUS)} with run {run} (pid "
+        f"{first.pid}); to avoid sharing, give --share-cores no or --wait-for-resources\n"
     )
     # The variable is read by the command and by Python, where an option takes precedence.
     environ = {"POPRUN_SHARE_CORES": "no"}
     refused = jobs.run("true", env=environ)
     assert (refused.returncode, refused.stderr.count("\n")) == (3, 1)
-    assert refused.stderr.startswith("poprun-py: error: --share-cores yes shares")
+    assert refused.stderr.startswith(
+        "poprun-py: error: this job got no CPUs; add --share-cores yes: "
+    )
     monkeypatch.setenv("POPRUN_SHARE_CORES", "no")
     with pytest.raises(StartError, match=f"pid {first.pid}. holds CPUs"):
         poprun_py.launch(["true"])
@@ -157,7 +162,7 @@ def test_an_oversubscribed_or_unplaced_job_never_blocks_another_one(jobs, words)
     for options in (ONE, ("--wait-for-resources",)):
         done = jobs.run(*options, "true")
         assert done.returncode == 0, done.stderr
-        assert "warning: sharing CPU" in done.stderr
+        assert "warning: this job shares CPU" in done.stderr
         assert done.stderr.count("\n") == 1
     assert jobs.run("--share-cores", "no", "true").returncode == 3
 
@@ -264,7 +269,7 @@ def test_a_terminal_has_one_line_for_whom_is_waited_and_ctrl_c_ends_it(jobs):
     jobs.start("first")
     jobs.cpus("first")
     with Typist([*LAUNCHER, "--wait-for-resources", "true"], cwd=jobs.folder) as user:
-        user.expect(r"waiting \d+ s for CPUs at place 1 of 1: ")
+        user.expect(r"waiting \d+ s for CPUs \(place 1 of 1 in the queue\): ")
         wait_until(jobs.tickets)
         user.type("\x03")
         assert user.ended() == 130

@@ -118,7 +118,7 @@ def test_a_killed_launch_holds_nothing_and_the_next_one_removes_what_it_made(pod
     assert store.partitions() == (own,)
     done = poprun("-v", "true")
     assert done.returncode == 0, done.stderr
-    assert f"removed partition {own.name} of a launch that is dead" in done.stderr
+    assert f"removed partition {own.name}, whose launcher is no longer running" in done.stderr
     assert store.partitions() == ()
 
 
@@ -168,7 +168,9 @@ def test_what_is_only_looked_at_changes_nothing(pods, look, tmp_path):
     done = look("-v", *JOB, "--dry-run", "--export-plan", str(plan), "true")
     assert done.returncode == 0, done.stderr
     assert "partition p of " in done.stderr
-    assert " is reset and used (it is the only one, and fits), and stays" in done.stderr
+    assert (
+        " is reset and used (the only partition of the pod fits the job), and stays"
+    ) in done.stderr
     assert found(store).generation == 0
     assert json.loads(plan.read_text())["partition"]["action"] == "reset"
 
@@ -223,7 +225,7 @@ def test_a_job_outlives_the_server_of_its_pod(pods, poprun, tmp_path):
         _, errors = running.communicate(timeout=60)
         assert running.returncode == 0
         (line,) = errors.splitlines()
-        assert "warning: the job's IPUs are not given back: " in line
+        assert "warning: the IPUs of this job cannot be released: " in line
         assert f"127.0.0.1:{server.port}" in line
         assert "partition p may stay" in line
         done = poprun(*words, "true", env=env)

@@ -73,7 +73,7 @@ def test_more_instances_than_cpus_are_refused_or_warned_of(poprun, look, script)
     words = ("--num-instances", count, "--num-replicas", count)
     refused = look(*words, sys.executable, script(SHOW))
     assert refused.returncode == 2
-    assert f"{count} instances on a host with {len(CPUS)} usable CPUs" in refused.stderr
+    assert f"{count} instances are planned on a host with {len(CPUS)} usable CPUs" in refused.stderr
     assert "Traceback" not in refused.stderr
     done = poprun(*words, "--oversubscribe", sys.executable, script(SHOW))
     assert done.returncode == 0, done.stderr

@@ -247,8 +247,10 @@ def test_a_saved_plan_runs_from_any_folder_in_the_one_where_it_was_made(
     made.rename(tmp_path / "moved")
     done = look("--from-plan", saved, cwd=elsewhere)
     assert done.returncode == 3
-    assert done.stderr.startswith(f"poprun-py: error: the plan runs in the folder {made} where it")
-    assert "No such file or directory; make the folder, or make a new plan" in done.stderr
+    assert done.stderr.startswith(
+        f"poprun-py: error: the working folder {made} of the plan cannot be entered"
+    )
+    assert "(No such file or directory); create the folder, or make a new plan" in done.stderr
 
 
 def test_a_plan_from_python_runs_where_it_was_made(capfd, tmp_path, monkeypatch):

@@ -73,12 +73,14 @@ def test_a_training_that_ignores_sigterm_resumes_from_its_last_step(poprun, stop
     wait_until(saved.latest, 30, "no checkpoint")
     _, stderr = job.communicate(timeout=60)
     assert job.returncode == 75
-    assert stderr == "poprun-py: stopped at a checkpoint; run the same command again to go on\n"
+    assert stderr == (
+        "poprun-py: the job stopped at a checkpoint; run the same command again to resume the job\n"
+    )
     assert saved.latest().step == 5
     again = poprun(*command, os.devnull)
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("resumed at 5") == 2
-    assert "model of its own" not in again.stderr
+    assert "separate model" not in again.stderr
 
 
 @pytest.mark.parametrize("notice_seconds", [30, pytest.param(2, marks=pytest.mark.long)])

@@ -128,9 +128,9 @@ def test_every_attempt_has_the_same_wrappers_states_and_environment(start, tmp_p
     states = Path(note(2, 0)["states"])
     assert states.is_dir()
     stderr = end(job, tmp_path)
-    assert "restart 1 of 2 at once" in stderr
-    assert "restart 2 of 2 at once" in stderr
-    assert "the restart before this attempt took " in stderr
+    assert "restarting the job at once (restart 1 of 2)" in stderr
+    assert "restarting the job at once (restart 2 of 2)" in stderr
+    assert "the last restart took " in stderr
     assert not states.exists()
     report = json.loads((tmp_path / "runs/r/report.json").read_text())
     assert [attempt["exit_code"] for attempt in report["attempts"]] == [137, 137, 0]
@@ -144,7 +144,7 @@ def test_only_a_lost_wrapper_is_replaced(start, tmp_path):
     assert note(1, 1)["wrapper"] != note(0, 1)["wrapper"]
     ranks = ("RANK", "OMPI_COMM_WORLD_RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
     assert [note(1, 1)["environ"][name] for name in ranks] == ["1", "1", "2", "2"]
-    assert "restart 1 of 1 at once" in end(job, tmp_path)
+    assert "restarting the job at once (restart 1 of 1)" in end(job, tmp_path)
     assert not Path(note(1, 0)["states"]).exists()
 
 

@@ -199,7 +199,7 @@ def test_one_line_says_where_the_timeline_is(job):
     assert len(said) == 1
     assert re.fullmatch(
         r"poprun-py: timeline: out/\S+/timeline.json.gz: [\d,]+ spans"
-        r"(; others waited .+ for instance \d)?; open it at ui.perfetto.dev",
+        r"(; other instances waited .+ for instance \d)?; open the file at ui.perfetto.dev",
         said[0],
     )
 

@@ -39,7 +39,7 @@ def test_every_attempt_is_kept_with_why_it_ended(poprun, tmp_path):
     done = poprun(*TWO, "--output-dir", "out", "--max-restarts", "3", *FAILS_ONCE)
     assert done.returncode == 0, done.stderr
     assert "failed first: exit code 7" in done.stderr
-    assert "restart 1 of 3 in 1 s" in done.stderr
+    assert "restarting the job in 1 s (restart 1 of 3)" in done.stderr
     run = (tmp_path / "out" / "latest").resolve()
     assert names(tmp_path / "out") == [run.name, "latest"]
     assert names(run) == ["attempt-1", "attempt-2", "report.html", "report.json"]
@@ -156,7 +156,7 @@ def test_another_report_of_that_name_is_kept(look, tmp_path, text):
     (run / "report.json").write_text(text)
     done = look("--output-dir", "out", "touch", "started", env={"POPRUN_RUN_ID": "mine"})
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "report.json is no report of a run" in done.stderr
+    assert "report.json is not the report of a run" in done.stderr
     assert (run / "report.json").read_text() == text
     assert names(tmp_path / "out") == ["mine"]
     assert not (tmp_path / "started").exists()

@@ -51,7 +51,9 @@ def test_jobs_are_listed_and_stopped_by_name(poprun, script, tmp_path, monkeypat
     # A wrong name beside a right one stops none.
     assert run(["stop", "holds", "wait"]) == 2
     said = capsys.readouterr().err
-    assert "wait: no job of this name runs on this host; did you mean waits?; your jobs:" in said
+    assert (
+        "wait: no job of this name runs on this host; did you mean waits?; your running jobs:"
+    ) in said
     assert f"holds (launcher {holds.pid})" in said
     assert run(["stop", "waits", str(waits.pid)]) == 0
     assert capsys.readouterr().out.startswith(f"waits (launcher {waits.pid}) ended after ")

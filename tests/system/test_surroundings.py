@@ -178,7 +178,7 @@ def test_hangs_and_failures_where_nobody_looks_at_other_processes(poprun, script
     sleeping = script("import time\ntime.sleep(100)\n", "sleeping.py")
     done = poprun(*JOB, "--hang-timeout", 0.5, "--grace", 1, sleeping, through=through)
     assert done.returncode == 124
-    assert "what the instances were doing:\ninstances 0-1 (2):" in done.stderr
+    assert "the Python stacks of the instances:\ninstances 0-1 (2):" in done.stderr
     assert "time.sleep(100)" in done.stderr
     failing = script("import os\nos.kill(os.getpid(), 11)\n", "failing.py")
     assert poprun(*JOB, failing, through=through).returncode == 139
@@ -227,9 +227,9 @@ def test_eight_instances_with_little_shared_memory(poprun, script, how):
     through = mounted(Path("/dev/shm"), how)
     done = poprun("--num-instances", 8, "--oversubscribe", script(COLLECTIVES), through=through)
     assert_adds_up(done, 8)
-    told = "/dev/shm has 1 MiB free, and MPI wants 16 MiB" in done.stderr
+    told = "/dev/shm has only 1 MiB free, but MPI needs 16 MiB" in done.stderr
     assert told == (how == "size=1m"), done.stderr
-    assert done.stderr.count("some 4 times as long") == told
+    assert done.stderr.count("about 4 times as long") == told
 
 
 FILLS_SHARED_MEMORY = """

@@ -116,8 +116,8 @@ def test_what_cannot_be_written_is_refused_before_anything_starts(look, tmp_path
     done = look(f"--timeline={path}", "touch", "ran")
     assert done.returncode == 2
     assert done.stderr == (
-        f"poprun-py: error: --timeline {path}: expected the path of a file in a folder that is "
-        "there and can be written to\n"
+        f"poprun-py: error: --timeline {path}: expected the path of a file in an existing folder "
+        "with write permission\n"
     )
     assert not (tmp_path / "ran").exists()
 
@@ -128,7 +128,7 @@ def test_what_cannot_be_written_at_the_end_is_kept(poprun, script, tmp_path):
     code = "import os, popdist_py\nwith popdist_py.span('a'): os.rmdir('there')\n"
     done = poprun("--timeline=there/t.json", sys.executable, script(code))
     assert done.returncode == 0
-    told = r"cannot be written .*; python (-m .*) makes the timeline from"
+    told = r"cannot be written .*; to make the timeline from the recorded spans, run python (-m .*)"
     (command,) = re.findall(told, done.stderr)
     merge = [sys.executable, *shlex.split(command), "-o", "t.json"]
     subprocess.run(merge, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)

@@ -80,6 +80,6 @@ def test_instances_on_two_hosts_connect_without_mpi_after_a_restart_too(lab, tmp
         f"[1,{index}]<stdout>:{index} node{index // 2} 10.0 {pair} False"
         for index, pair in enumerate(pairs)
     ], done.stderr
-    assert "restart 1 of 1 at once" in done.stderr
+    assert "restarting the job at once (restart 1 of 1)" in done.stderr
     for host in lab.hosts:
         wait_until(lambda host=host: not host.processes(program.name), 30, f"{host.name} keeps it")

@@ -81,7 +81,7 @@ def test_a_job_goes_on_and_restarts_without_mpirun(job, poprun, tmp_path):
     (tmp_path / "go-1").touch()
     _, stderr = launcher.communicate(timeout=30)
     assert launcher.returncode == 0, stderr
-    assert "restart 1 of 1 at once" in stderr
+    assert "restarting the job at once (restart 1 of 1)" in stderr
     assert not poprun.survivors()
     assert not folders(launcher, tmp_path)
 

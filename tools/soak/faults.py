@@ -163,7 +163,7 @@ FAULTS = (
     Fault(title="failure in a data-loader worker", code=1, env=fail_at(1, 3, "loader_worker"),
           named=1, says="cannot read sample 3"),
     Fault(title="memory is refused", code=1, env=fail_at(1, 5, "memory_error"), named=1,
-          says="out of memory: an allocation was refused"),
+          says="out of memory: an allocation failed"),
     Fault(title="an instance with child processes ends with 3", code=3,
           env={**fail_at(1, 5, "exit"), "CHILDREN": "1"}, named=1),
     Fault(title="the other ignores SIGTERM (--grace 1)", code=3, options=("--grace", "1"),

@@ -162,7 +162,7 @@ def after_stop(seconds: float) -> dict[str, tuple[Expected, dict[str, Expected]]
 _FAILURES = {
     "exit": (3, "exit code 3"), "os_exit": (9, "exit code 9"), "segv": (139, "SIGSEGV"),
     "exception": (1, "ValueError: the loss is not a number"), "abort": (134, "SIGABRT"),
-    "memory_error": (1, "out of memory: an allocation was refused"), "term": (143, "SIGTERM"),
+    "memory_error": (1, "out of memory: an allocation failed"), "term": (143, "SIGTERM"),
 }  # fmt: skip
 _REQUESTS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 

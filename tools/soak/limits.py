@@ -168,7 +168,10 @@ def _limit_rows() -> Iterator[Row]:
         act=await_failure,
         before=_ENTER,
         expected=Expected(
-            codes=(137,), seconds=4, names=True, says="out of memory: killed by the kernel"
+            codes=(137,),
+            seconds=4,
+            names=True,
+            says="out of memory: the kernel killed the instance",
         ),
     )
 

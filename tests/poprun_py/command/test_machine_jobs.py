@@ -106,8 +106,10 @@ def test_a_job_is_found_by_name_folder_and_process(word):
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("twin", (f"twin: 2 jobs have this name: twin (launcher {GONE + 2}), twin (launcher " f"{GONE + 3}); give the process id of one launcher instead of the name")),
-        ("hers", (f"hers (launcher {GONE + 4}) is a job of the user ann; only ann or root can " "stop the job")),
+        ("twin", (f"twin: 2 jobs have this name: twin (launcher {GONE + 2}), twin (launcher "
+                  f"{GONE + 3}); give the process id of one launcher instead of the name")),
+        ("hers", (f"hers (launcher {GONE + 4}) is a job of the user ann; only ann or root can "
+                  "stop the job")),
         ("lr-4", "lr-4: no job of this name runs on this host; did you mean lr-3?; your jobs: "
                  f"lr-3 (launcher {GONE + 1}), twin (launcher {GONE + 2})"),
         ("a\x1b[31m", "'a\\x1b[31m': no job of this name"),

@@ -145,8 +145,10 @@ def test_the_log_tells_options_with_their_places_but_no_secret_values(capsys, fo
          "num-replicas = 8 in pyproject.toml cannot be split evenly over num-instances = 3 in"),
         ("[tool.poprun-py]\nssh-config = '/no'\nhost = 'a'\n",
          "ssh-config = /no in pyproject.toml: no such file"),
-        ("[tool.poprun-py]\nhost = 'a,,b'\n", ("host in pyproject.toml 'a,,b': an entry is " "empty; expected names")),
-        ("[tool.poprun-py]\nmpi = '/no'\n", ("mpi in pyproject.toml /no: expected the path of " "mpirun, or")),
+        ("[tool.poprun-py]\nhost = 'a,,b'\n", ("host in pyproject.toml 'a,,b': an entry is "
+                                               "empty; expected names")),
+        ("[tool.poprun-py]\nmpi = '/no'\n", ("mpi in pyproject.toml /no: expected the path of "
+                                             "mpirun, or")),
         ("[tool.poprun-py]\nhardware = '/no'\n", "hardware in pyproject.toml /no: No such file"),
         ("[tool.poprun-py]\noutput-dir = '/dev/null'\n",
          "output-dir in pyproject.toml /dev/null: File exists"),
@@ -154,7 +156,8 @@ def test_the_log_tells_options_with_their_places_but_no_secret_values(capsys, fo
         ("[tool.poprun-py]\ncores-per-instance = 4000\n", "cores-per-instance in pyproject.toml"),
         ("[tool.poprun-py]\nmpi-global-args = [\"'\"]\n", "mpi-global-args in pyproject.toml"),
         ("[tool.poprun-py]\ninstance-mpi-local-args = [\"7:x\"]\n",
-         ("instance-mpi-local-args in pyproject.toml '7:x': expected the index of an instance, " "from 0")),
+         ("instance-mpi-local-args in pyproject.toml '7:x': expected the index of an instance, "
+          "from 0")),
     ],
 )  # fmt: skip
 def test_a_refusal_names_the_file_and_no_option(text, said, capsys, folder):

@@ -81,7 +81,8 @@ NOT_STARTED = [
     ("--mpi /bin/true --dry-run x", "expected Open MPI 4 or 5, or MPICH"),
     ("--mpi /no/such --dry-run x", "--mpi /no/such"),
     ("-n 2 --host 127.0.0.1,elsewhere --host-subnet banana --dry-run x",
-     ("host 127.0.0.1 has no network banana, which --host-subnet names; the networks of the " "host are: ")),
+     ("host 127.0.0.1 has no network banana, which --host-subnet names; the networks of the "
+      "host are: ")),
     ("scale --instances 1,2 other.py", "other.py does not exist"),
 ]  # fmt: skip
 

@@ -95,7 +95,9 @@ def test_json_for_programs(out, capsys):
 
 
 def test_the_folder_is_the_one_that_a_launch_would_use(out, tmp_path, monkeypatch, capsys):
-    assert listed(capsys) == ([], (f"poprun-py: there are no runs in {tmp_path}; poprun-py " "--output-dir . PROGRAM starts a job and records its run in " "this folder\n"))  # fmt: skip
+    assert listed(capsys) == ([], (f"poprun-py: there are no runs in {tmp_path}; poprun-py "
+                                   "--output-dir . PROGRAM starts a job and records its run in "
+                                   "this folder\n"))  # fmt: skip
     monkeypatch.setenv("POPRUN_OUTPUT_DIR", "not-yet")
     assert "no runs in" in listed(capsys)[1]
     monkeypatch.delenv("POPRUN_OUTPUT_DIR")

@@ -53,16 +53,20 @@ def refusal(capsys, *words):
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        ("plain.sh", ("'plain.sh' was not found on PATH; write a program in this folder as " "./NAME")),
+        ("plain.sh", ("'plain.sh' was not found on PATH; write a program in this folder as "
+                      "./NAME")),
         ("./plain.sh", "'./plain.sh' is not executable: type chmod +x ./plain.sh once, or launch "
          "/bin/sh ./plain.sh"),
-        ("sh plain.sh -x", ("'sh plain.sh -x' was not found; give the command without quotes " "around all of its words: poprun-py [options] sh plain.sh -x")),
+        ("sh plain.sh -x", ("'sh plain.sh -x' was not found; give the command without quotes "
+                            "around all of its words: poprun-py [options] sh plain.sh -x")),
         ("./plain.sh --lr 1", "give the command without quotes around all of its words"),
         ("python3 there.py", "give the command without quotes around all of its words"),
         ("LR=1 sh plain.sh", "give the command without quotes around all of its words"),
         ("no such command", "'no such command' was not found on PATH"),
-        ("LR=0.1", ("'LR=0.1' was not found; to set a variable, write it before poprun-py, or " "use --env LR=0.1")),
-        ("./windows.sh", (r"interpreter '/bin/sh\r' does not exist; the file has Windows line " r"ends")),
+        ("LR=0.1", ("'LR=0.1' was not found; to set a variable, write it before poprun-py, or "
+                    "use --env LR=0.1")),
+        ("./windows.sh", (r"interpreter '/bin/sh\r' does not exist; the file has Windows line "
+                          r"ends")),
         ("./folder", "'./folder' is a folder"),
         ("folder.py", "folder.py is a folder"),
         ("gone.py", "gone.py does not exist in "),

@@ -60,8 +60,8 @@ def test_refusals_are_reported_and_the_program_runs():
         "binding.apply([4000], [1000]); print(json.dumps(binding.read_back(os.getpid())))"
     )
     assert binding_differences(Placement((), (1000,), (4000,), 0), found) == [
-        f"runs on CPUs {ranges_text(CPUS)} instead of 4000",
-        "memory policy is default instead of bind on node 1000",
+        f"runs on CPUs {ranges_text(CPUS)} instead of CPU 4000",
+        "has the memory policy default instead of the memory policy bind on NUMA node 1000",
     ]
 
 
@@ -76,7 +76,7 @@ def test_a_weaker_memory_policy_is_used_if_a_container_forbids_the_first(forbidd
     )
     assert found["memory_policy"] == policy
     (difference,) = binding_differences(Placement((), (0,), (), 0), found)
-    assert difference.endswith("instead of bind on node 0")
+    assert difference.endswith("instead of the memory policy bind on NUMA node 0")
 
 
 def test_an_ended_process_has_no_differences():
@@ -108,14 +108,15 @@ def test_differences_name_the_actual_and_the_planned_binding():
         "cpus": [1], "memory_policy": "preferred", "memory_nodes": [0], "omp_num_threads": 0,
     }  # fmt: skip
     assert binding_differences(plan, found) == [
-        "runs on CPU 1 instead of 1-3",
-        "memory policy is preferred on node 0 instead of bind on nodes 0-1",
-        "OMP_NUM_THREADS is not set instead of 3",
+        "runs on CPU 1 instead of CPUs 1-3",
+        "has the memory policy preferred on NUMA node 0 instead of the memory policy bind on "
+        "NUMA nodes 0-1",
+        "runs with OMP_NUM_THREADS not set instead of 3",
     ]
     unknown = {"cpus": None, "memory_policy": None, "memory_nodes": [], "omp_num_threads": None}
     assert binding_differences(plan, unknown) == [
-        "runs on CPUs unknown instead of 1-3",
-        "memory policy cannot be read instead of bind on nodes 0-1",
+        "runs on unknown CPUs instead of CPUs 1-3",
+        "has an unreadable memory policy instead of the memory policy bind on NUMA nodes 0-1",
     ]
     assert binding_differences(Placement((), (), (), 0), found) == []
 

@@ -37,14 +37,15 @@ def console():
         (
             run_page,
             "page_text",
-            "the page of the run is not written: interrupted; {name} report {run} writes it",
+            "the page of the run is not written, because the launcher was interrupted; to write "
+            "the page, run {name} report {run}",
         ),
         (
             merging,
             "merge_files",
             (
-                "the timeline is not written: interrupted; to make the timeline from the recorded "
-                "spans, run python -m popdist_py.timeline {run}/attempt-1/spans"
+                "the timeline is not written, because the launcher was interrupted; to make the "
+                "timeline from the recorded spans, run python -m popdist_py.timeline {run}/attempt-1/spans"
             ),
         ),
     ],
@@ -135,7 +136,7 @@ def test_without_a_folder_the_spans_are_kept_only_if_no_trace_is_made_of_them(
     assert [each.exists() for each in kept] == [is_interrupted]
     if is_interrupted:
         names = " ".join(str(kept[0] / folder.name) for folder in folders)
-        assert "to make the timeline from the recorded spans" in console.of("warn")[0]
+        assert f"recorded spans, run python -m popdist_py.timeline {names}" in console.of("warn")[0]
         assert (kept[0] / folders[1].name / "instance-0.ended").exists()
         shutil.rmtree(kept[0])
 

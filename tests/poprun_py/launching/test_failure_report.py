@@ -258,7 +258,7 @@ def test_good_end_has_no_report():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"code": -9, "oom_kills": 1, "memory_limit_bytes": 1 << 30}, "of 1.0 GiB allowed"),
+        ({"code": -9, "oom_kills": 1, "memory_limit_bytes": 1 << 30}, "limit 1.0 GiB"),
         ({"code": -9, "max_rss_bytes": 5 << 20}, "killed from outside"),
         ({"code": -9, "was_lost": True}, "vanished"),
         ({"stderr_tail": "Traceback (most recent call last):\nMemoryError"}, "out of memory"),

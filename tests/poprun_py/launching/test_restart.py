@@ -62,7 +62,9 @@ def job(monkeypatch):
 def test_job_is_run_again_with_growing_pauses(job):
     result, warnings = job(3, max_restarts=5)
     assert [line for line in warnings if line.startswith("restart")] == [
-        "restarting the job in 1 s (restart 1 of 5)", "restarting the job in 2 s (restart 2 of 5)", ("restarting the job in 4 s (restart " "3 of 5)")
+        "restarting the job in 1 s (restart 1 of 5)",
+        "restarting the job in 2 s (restart 2 of 5)",
+        "restarting the job in 4 s (restart 3 of 5)",
     ]  # fmt: skip
     assert (result.exit_code, result.restart_count) == (0, 3)
 
@@ -70,7 +72,9 @@ def test_job_is_run_again_with_growing_pauses(job):
 def test_after_progress_a_restart_with_states_in_memory_is_not_delayed(job):
     _, warnings = job(4, steps=[3, 3, 5, 3], max_restarts=4, memory_checkpoints=True)
     assert [line for line in warnings if line.startswith("restart")] == [
-        "restarting the job in 1 s (restart 1 of 4)", "restarting the job in 2 s (restart 2 of 4)", ("restarting the job at once " "(restart 3 of 4)"),
+        "restarting the job in 1 s (restart 1 of 4)",
+        "restarting the job in 2 s (restart 2 of 4)",
+        "restarting the job at once (restart 3 of 4)",
         "restarting the job in 1 s (restart 4 of 4)",
     ]  # fmt: skip
     _, warnings = job(2, steps=[5, 5], max_restarts=4)
@@ -130,8 +134,8 @@ def test_a_signal_at_the_end_of_an_attempt_ends_the_job(job, number, code):
 
 def test_a_restart_that_no_time_is_left_for_is_neither_told_nor_waited_for(job):
     result, warnings = job(9, max_restarts=5, timeout=3.5)
-    assert [line[:19] for line in warnings if "restart " in line or "no restart" in line] == [
-        "restarting the job in 1 (restart 1 of 5)", "restarting the job in 2 (restart 2 of 5)", "no restart: the tim"
+    assert [line[:23] for line in warnings if "restart" in line] == [
+        "restarting the job in 1", "restarting the job in 2", "the job is not restarte"
     ]  # fmt: skip
     assert (result.exit_code, result.restart_count) == (7, 2)
 

@@ -77,7 +77,7 @@ def test_waiting_has_an_end(pod, tmp_path, state):
     if state != "in use":
         for ipu in (1, 6):
             store.attach("p", 1, HOLDER, ipus=(ipu,))
-    message = r" p .\* \(the time of wait_for_resources=0.05 is over\)$"
+    message = r" p .* \(the time of wait_for_resources=0.05 is over\)$"
     with pytest.raises(StartError, match=message), waiting(tmp_path, str, 0.05):
         pytest.fail("the job has a partition")
 

@@ -115,7 +115,7 @@ def test_after_a_failed_start_a_missing_connection_is_an_error_and_the_rest_is_r
     }  # fmt: skip
     raise_first_problem(checks(reports))
     with pytest.raises(
-        StartError, match="^host n0: the host cannot open a connection to this machine"
+        StartError, match=r"^host n0: the host cannot open a connection to this machine"
     ):
         raise_first_problem(checks(reports), also=(CALLS_BACK,))
     del reports["n0"]

@@ -346,7 +346,7 @@ def test_a_file_with_several_machines_names_their_hosts():
     text = json.dumps({"hosts": {"a": small.to_json(), "b": large.to_json()}})
     assert load_machines(text, "m.json", ("b", "c", "a")) == (large, None, small)
     with pytest.raises(
-        HardwareError, match="m.json: the file describes a, b; expected a description of z"
+        HardwareError, match=r"m\.json: the file describes a, b; expected a description of z"
     ):
         load_machines(text, "m.json", ("z",))
 

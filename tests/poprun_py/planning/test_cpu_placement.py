@@ -326,8 +326,10 @@ def test_no_memory_nodes_if_there_is_no_choice():
         (9, placing(), "9 instances on .* 8 usable CPUs: .* at most 8; .*--oversubscribe"),
         (3, placing(cores_per_instance=3), "needs 9 cores: the host has 8; .* at most 2"),
         (5, placing(cores_per_instance=2), "needs 10 cores: the host has 8; .* at most 1"),
-        (2, placing(reserve_cores=4), ("the instance with local rank 0 has 4 cores, of which " "at most 3 can be")),
-        (8, placing(reserve_cores=1), ("the instance with local rank 0 has 1 core, of which at " "most 0 can be")),
+        (2, placing(reserve_cores=4), ("the instance with local rank 0 has 4 cores, of which "
+                                       "at most 3 can be")),
+        (8, placing(reserve_cores=1), ("the instance with local rank 0 has 1 core, of which at "
+                                       "most 0 can be")),
     ],
 )  # fmt: skip
 def test_refusals_name_the_numbers(count, config, message):
@@ -351,10 +353,12 @@ def test_a_refusal_for_too_small_nodes_has_a_hint():
 def test_warnings_for_more_threads_than_cpus():
     machine = flat(1, 2)
     placements = place(machine, 4, placing(oversubscribe=True))
-    assert placement_warnings(machine, placements) == ("4 instances share 2 CPUs, so at most ",)
+    assert placement_warnings(machine, placements) == (
+        "4 instances share 2 CPUs, so at most 2 instances run at the same time",
+    )
     alone = flat(1, 1)
     assert placement_warnings(alone, place(alone, 2, placing(oversubscribe=True))) == (
-        "2 instances share 1 CPU, so at most ",
+        "2 instances share 1 CPU, so at most 1 instance runs at the same time",
     )
     fitting = place(machine, 2, placing())
     assert placement_warnings(machine, fitting) == ()

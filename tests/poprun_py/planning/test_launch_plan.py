@@ -354,7 +354,7 @@ def test_thousands_of_instances_share_one_part_of_the_command():
     assert not few.compact
     assert few.channel_variables(1) == {"A": "1"}
     with pytest.raises(
-        UsageError, match="^instance_mpi_local_args: the mpirun command is too long with separate"
+        UsageError, match=r"^instance_mpi_local_args: the mpirun command is too long with separate"
     ):
         planned(
             LaunchConfig(num_instances=2048, num_replicas=2048, instance_mpi_local_args=("1:-x A",))

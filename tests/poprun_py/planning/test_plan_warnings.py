@@ -187,12 +187,14 @@ def test_options_that_apply_to_all_jobs_have_no_warning_for_one(place):
     ("values", "sentence"),
     [
         ({"allow_fewer_hosts": True},
-         ("--allow-fewer-hosts has no effect: a job is only restarted if --max-restarts is " "given")),
+         ("--allow-fewer-hosts has no effect: a job is only restarted if --max-restarts is "
+          "given")),
         ({"process_placement": "packnuma", "numa_aware": True},
          "--process-placement has no effect: --numa-aware yes decides"),
         ({"overwrite_config": True},
          "--overwrite-config has no effect: neither --export-config nor --export-plan is given"),
-        ({"run": True}, ("--run has no effect: the job runs without this option, too; the " "option is meant for --export-plan")),
+        ({"run": True}, ("--run has no effect: the job runs without this option, too; the "
+                         "option is meant for --export-plan")),
         ({"print_topology": "tree", "export_plan": "-"},
          "--print-topology has no effect: --export-plan - prints the plan to standard output"),
         ({"allow_fewer_hosts": True, "max_restarts": 1}, None),

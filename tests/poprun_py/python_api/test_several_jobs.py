@@ -83,7 +83,7 @@ def test_the_status_of_a_job_that_waits_for_another():
         wait_until(lambda: first.status().state == "running")
         with poprun_py.start(["true"], wait_for_resources=100) as second:
             wait_until(lambda: second.status().state == "waiting")
-            assert second.status().waits_for.startswith("for CPUs at place 1 of 1")
+            assert second.status().waits_for.startswith("for CPUs (place 1 of 1 in the queue)")
             wait_until(lambda: "poprun-py: waiting for CPUs" in second.output())
             first.stop()
             assert second.result(60).exit_code == 0

@@ -209,7 +209,11 @@ def test_waiting_ends_when_the_other_job_ends(job, holder, place):
 def test_waiting_has_a_time_out(job, holder, place):
     holder(cpus="0-1")
     began = time.monotonic()
-    with pytest.raises(StartError, match=r"holds .*\(the time of wait_for_resources=0.3 is over\)$"):
+    with pytest.raises(
+        StartError,
+        match=r"holds .*\(the time of wait_for_resources=0.3 is "
+        r"over\)$",
+    ):
         job(wait_for_resources=0.3)
     assert time.monotonic() - began >= 0.3
     assert {reason[:11] for _, reason in job.waits} == {"for CPUs at", ""}

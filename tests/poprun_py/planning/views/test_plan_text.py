@@ -144,7 +144,9 @@ def test_lines_are_broken_after_commas_and_if_necessary_at_blanks():
 def test_equal_hosts_share_a_warning():
     job = planned("bare", num_instances=24, num_replicas=24, host="n[0-3]", oversubscribe=True)
     warnings = [each for each in plan_warnings(job) if "share" in each]
-    assert warnings == ["n[0-3]: 6 instances share 4 CPUs, so at most "]
+    assert warnings == [
+        "n[0-3]: 6 instances share 4 CPUs, so at most 4 instances run at the same time"
+    ]
 
 
 def test_placement_text_names_cpus_memory_and_threads():

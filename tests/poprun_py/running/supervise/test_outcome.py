@@ -242,7 +242,7 @@ def test_instances_that_were_killed_after_ctrl_c_are_named():
     saved, killed = peer(0, 0, at=1), peer(1, -9, at=2, stopped=True)
     result = judged(saved, killed, **fields)
     label = "instance {}".format
-    assert report_text(result, label) == "poprun-py: instance 1 had not ended and was killed\n"
+    assert report_text(result, label) == "poprun-py: instance 1 was still running, and was killed\n"
     assert report_text(judged(saved, **fields), label) == ""
 
 
