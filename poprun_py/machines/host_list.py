@@ -141,7 +141,7 @@ def _split(text: str, source: str) -> list[str]:
     """Split a host list at the commas that are not inside brackets."""
     if set("[]") & set(_BRACKETS.sub("", text)):
         raise UsageError(
-            f"{source} {text!r}: a bracket has no counterpart; expected a range such as host[0-2,4]"
+            f"{source} {text!r}: the brackets do not match; expected a range such as host[0-2,4]"
         )
     entries = re.sub(f"({_BRACKETS.pattern})|,", lambda match: match[1] or "\n", text).split("\n")
     if "" in entries:

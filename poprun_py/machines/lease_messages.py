@@ -18,7 +18,7 @@ _MAX_LISTED = 4
 # The most characters of an error text about cores: with "poprun-py: error: ", a line has 160.
 _MAX_REFUSAL = 142
 # The error text of a job that has waited ends with the option that limited the wait.
-_MAX_WAIT_OPTION = 52
+_MAX_WAIT_OPTION = 54
 # Longer names of runs and programs, and longer lists of CPUs, are cut in warnings and errors.
 _MAX_NAME, _MAX_CPUS = 24, 20
 _DAY_SECONDS = 86_400

@@ -102,8 +102,8 @@ def test_unreadable_lines_of_a_run_are_mentioned(runs, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "compare needs at least two runs, but none was given"),
-        (["one"], "compare needs at least two runs, but only 'one' was given"),
+        ([], "compare needs at least two runs, but no run was given"),
+        (["one"], "compare needs at least two runs, but only the run 'one' was given"),
         (["one", "three"], "three: there is no such run: expected the"),
         (["one", "tow"], "no such run; did you mean two?: "),
         (["one", "runs"], "runs: not the folder of a run: it has no report.json"),

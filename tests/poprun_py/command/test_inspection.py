@@ -177,7 +177,9 @@ def test_an_export_on_a_full_disk_leaves_the_path_as_it_was(name, capsys, tmp_pa
     with monkeypatch.context() as patched:
         patched.setattr("pathlib.Path.write_bytes", full)
         assert run(words) == 2
-        assert f"{option} {path}: No space left on device" in capsys.readouterr().err
+        assert (
+            f"{option} {path}: the file cannot be written (No space left" in capsys.readouterr().err
+        )
         assert list(tmp_path.iterdir()) == []
         path.write_text("mine")
         assert run(words) == 2

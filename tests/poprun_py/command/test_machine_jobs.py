@@ -110,11 +110,11 @@ def test_a_job_is_found_by_name_folder_and_process(word):
                   f"{GONE + 3}); give the process id of one launcher instead of the name")),
         ("hers", (f"hers (launcher {GONE + 4}) is a job of the user ann; only ann or root can "
                   "stop the job")),
-        ("lr-4", "lr-4: no job of this name runs on this host; did you mean lr-3?; your jobs: "
-                 f"lr-3 (launcher {GONE + 1}), twin (launcher {GONE + 2})"),
+        ("lr-4", "lr-4: no job of this name runs on this host; did you mean lr-3?; your "
+                 f"running jobs: lr-3 (launcher {GONE + 1}), twin (launcher {GONE + 2})"),
         ("a\x1b[31m", "'a\\x1b[31m': no job of this name"),
-        ("", "'': no job of this name runs on this host; your jobs:"),
-        ("9" * 5000, "no job of this name runs on this host; your jobs:"),
+        ("", "'': no job of this name runs on this host; your running jobs:"),
+        ("9" * 5000, "no job of this name runs on this host; your running jobs:"),
     ],
 )  # fmt: skip
 def test_a_word_that_names_no_single_job_is_refused(word, said):

@@ -144,14 +144,15 @@ def test_the_log_tells_options_with_their_places_but_no_secret_values(capsys, fo
         ("[tool.poprun-py]\nnum-replicas = 8\nnum-instances = 3\n",
          "num-replicas = 8 in pyproject.toml cannot be split evenly over num-instances = 3 in"),
         ("[tool.poprun-py]\nssh-config = '/no'\nhost = 'a'\n",
-         "ssh-config = /no in pyproject.toml: no such file"),
+         "ssh-config = /no in pyproject.toml: the file does not exist"),
         ("[tool.poprun-py]\nhost = 'a,,b'\n", ("host in pyproject.toml 'a,,b': an entry is "
                                                "empty; expected names")),
         ("[tool.poprun-py]\nmpi = '/no'\n", ("mpi in pyproject.toml /no: expected the path of "
                                              "mpirun, or")),
         ("[tool.poprun-py]\nhardware = '/no'\n", "hardware in pyproject.toml /no: No such file"),
         ("[tool.poprun-py]\noutput-dir = '/dev/null'\n",
-         "output-dir in pyproject.toml /dev/null: File exists"),
+         "output-dir in pyproject.toml /dev/null: the folder of the run cannot be created "
+         "(File exists)"),
         ("[tool.poprun-py]\nenv = ['1=2']\n", "env in pyproject.toml '1': expected NAME=VALUE"),
         ("[tool.poprun-py]\ncores-per-instance = 4000\n", "cores-per-instance in pyproject.toml"),
         ("[tool.poprun-py]\nmpi-global-args = [\"'\"]\n", "mpi-global-args in pyproject.toml"),

@@ -47,7 +47,7 @@ def names(folder):
 def test_the_newest_run_is_first(out, capsys):
     assert listed(capsys, "out") == (["new", "old"], "")
     assert listed(capsys, "out", "--limit", 1) == (
-        ["new"], " not listed; --limit 2 lists all runs"
+        ["new"], "poprun-py: 1 older run is not listed; --limit 2 lists all runs\n"
     )  # fmt: skip
     assert listed(capsys, "out", "--state", "failed", "--name", "n*")[0] == ["new"]
     assert listed(capsys, "out", "--tag", "lr=0.1")[0] == ["old"]
@@ -61,7 +61,10 @@ def test_folders_of_other_users_are_not_called_empty(out, capsys, monkeypatch):
         "poprun_py.past_runs.listing.run_summary.os.access",
         lambda path, _: Path(path).stat().st_mode & 0o500 == 0o500,
     )
-    warning = "poprun-py: warning: 1 folder cannot be read in out: Permission denied\n"
+    warning = (
+        "poprun-py: warning: 1 folder in out cannot be read (Permission denied), so the "
+        "list of runs is not complete\n"
+    )
     assert listed(capsys, "out") == (["new", "old"], warning)
     for name in ("new", "old"):
         shutil.rmtree(out / name)
@@ -117,9 +120,7 @@ def test_what_is_refused(out, capsys):
     )
     assert refused(capsys, "none").startswith("none: No such file or directory; expected")
     assert "did you mean" in refused(capsys, "--stat", "failed")
-    assert "before the launch; give the number of instances per host of seconds" in refused(
-        capsys, "out", "--since", "x"
-    )
+    assert "expected a number of seconds" in refused(capsys, "out", "--since", "x")
     assert refused(capsys, "out", "--yes") == (
         "--yes can only be used with --remove-older; add --remove-older AGE, or omit --yes"
     )
@@ -152,7 +153,7 @@ def test_a_user_is_asked(out, tmp_path):
     command = (sys.executable, "-m", "poprun_py", "runs", "out", "--remove-older", "500s")
     for answer, left in (("\r", "old"), ("n\r", "old"), ("\x03", "old"), ("y\r", "")):
         with Typist(command, cwd=tmp_path) as user:
-            user.expect(r"old +finished.*remove 1 run \(\d+ KiB\)\? \[y/N\]: ")
+            user.expect(r"old +finished.*remove the folders of 1 run \(\d+ KiB\)\? \[y/N\]: ")
             # Python does not notice a Ctrl-C between its question and its wait for the answer.
             user.wait_until(lambda pid=user.pid: process_info.state_letter(pid) == "S")
             user.type(answer)

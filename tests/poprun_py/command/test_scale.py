@@ -69,7 +69,7 @@ def test_an_option_after_the_program_causes_a_warning(here, capsys):
     words = ["scale", "train.py", "--instances", "1,9999", "--num-replicas", "4"]
     assert run(words) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "--num-replicas after train.py is an argument of train.py: write it before" in said
+    assert "--num-replicas after train.py is passed to train.py, not to poprun-py; to pass" in said
     run([*words[:4], "--", *words[4:]])
     assert "is an argument of" not in capsys.readouterr().err
 
@@ -128,7 +128,7 @@ def test_a_failed_run_ends_the_series_with_its_report(poprun, script, tmp_path):
     )
     assert "two are too many" in done.stderr
     assert "not shown" not in done.stdout + done.stderr
-    assert "note: 1 of 4 runs is measured" in done.stdout
+    assert "note: only 1 of 4 runs is measured" in done.stdout
     assert len(list((tmp_path / "runs").glob("scale-*-n*"))) == 2
 
 
@@ -143,7 +143,7 @@ def test_ctrl_c_while_a_page_is_written_ends_the_series(here, monkeypatch, capsy
     (here / "train.py").write_text("print('done')\n")
     assert run(["scale", "train.py", "--instances", "1", "--repeats", "2"]) == 130
     said = capsys.readouterr()
-    assert "the page of the run is not written: interrupted" in said.err
+    assert "the page of the run is not written, because the launcher was interrupted" in said.err
     assert "note: 1 of 2 runs is measured" in said.out
 
 
@@ -219,6 +219,6 @@ def test_a_signal_ends_the_series_and_shows_the_finished_runs(poprun, script, tm
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert "[2/6] 2 instances: stopped" in stderr
+    assert "[2/6] 2 instances: the run was stopped" in stderr
     assert "note: 1 of 6 runs is measured" in stdout
     wait_until(lambda: not poprun.survivors())

@@ -44,8 +44,9 @@ def console():
             merging,
             "merge_files",
             (
-                "the timeline is not written, because the launcher was interrupted; to make the "
-                "timeline from the recorded spans, run python -m popdist_py.timeline {run}/attempt-1/spans"
+                "the timeline is not written, because the launcher was interrupted; to make "
+                "the timeline from the recorded spans, run python -m popdist_py.timeline "
+                "{run}/attempt-1/spans"
             ),
         ),
     ],

@@ -102,7 +102,7 @@ def test_report_names_the_first_and_lists_the_others_apart():
     assert ".500, PID 5, after training step 4" in lines[1]
     assert "  | ValueError: bad" in lines
     assert "poprun-py: instances 0, 2: stopped, signal SIGTERM" in lines
-    assert "poprun-py: instance 3: failed after it, exit code 1" in lines
+    assert "poprun-py: instance 3: failed later, exit code 1" in lines
     told = ended_attempt(result, label)
     assert told["first_failure"]["traceback"] == TRACEBACK
     assert told["collateral"] == [0, 2, 3]
@@ -127,7 +127,7 @@ def test_a_traceback_of_several_instances_is_told_once():
     assert text.count("ValueError") == 1
     assert text.splitlines()[-3:] == [
         "poprun-py: instances 0, 2-3 (a, b): failed with the same traceback, exit code 1",
-        "poprun-py: instance 4 (b): failed after it, exit code 1",
+        "poprun-py: instance 4 (b): failed later, exit code 1",
         "poprun-py: instance 5 (b): stopped, signal SIGTERM",
     ]
     alone = LaunchResult(exit_code=1, instances=others[:3], first_failure=first)

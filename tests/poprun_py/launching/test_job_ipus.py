@@ -295,7 +295,10 @@ def test_what_a_dead_launch_of_another_user_made_is_not_counted_as_free(job):
     store, partition = job("absent", num_replicas=16)
     dead = temporary_name(socket.gethostname()).rpartition("_")[0] + "_1"
     store.with_user("alice").create_partition(replace(FITTING, name=dead))
-    with pytest.raises(StartError, match=f"12 of them free .{dead} of alice has 4"), partition:
+    with (
+        pytest.raises(StartError, match=f"12 are free .partition {dead} of alice has 4"),
+        partition,
+    ):
         pytest.fail("the job has IPUs that it cannot have")
 
 

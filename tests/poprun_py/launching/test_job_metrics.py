@@ -71,7 +71,7 @@ def test_a_missing_package_for_served_metrics_is_refused_with_what_to_install(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["csv:mine.csv"], "csv:mine.csv: the file exists; name another file or remove it"),
+        (["csv:mine.csv"], "csv:mine.csv: the file exists; name another file or remove the file"),
         (
             ["jsonl:no/such/file"],
             ("expected the path of a file in an existing folder with write permission"),

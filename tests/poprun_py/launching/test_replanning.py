@@ -175,13 +175,13 @@ def test_a_job_goes_on_with_fewer_instances_and_returns_to_its_first_plan(job):
     first = made.plan
     assert end(made, "b") == (["a"], 1, 4)
     assert made._console.lines == [
-        "going on without b: 1 instance with 4 replicas each, instead of "
+        "the job continues without host b: 1 instance with 4 replicas each, instead of 2 instances"
     ]
     assert made.is_waiting
     assert json.loads(made.ask_lost()) == made.problems
     assert made.take_lost(made.ask_lost()) == ""
     made.problems = {}
-    assert made.take_lost(made.ask_lost()) == "b can be used again"
+    assert made.take_lost(made.ask_lost()) == "host b can be used again"
     assert not made.is_waiting
     assert end(made) == (["a", "b"], 2, 4)
     assert made.plan is first
@@ -193,8 +193,8 @@ def test_processes_that_are_replicas_share_cores_or_wait(job):
     assert made.plan.config.oversubscribe
     assert made._console.lines == [
         (
-            "going on without b: the instances share cores, because each instance is one replica "
-            "and the number of replicas stays the same"
+            "the job continues without host b: the instances share cores, because fewer "
+            "instances would train with fewer replicas"
         )
     ]
     made = job("a,b", num_instances=2, num_replicas=2, **WAITING)
@@ -210,7 +210,7 @@ def test_a_job_waits_for_a_host_if_none_is_left(job):
     assert end(made, "a", "b") == (["a", "b"], 2, 2)
     assert made.lacks_hosts
     made.problems = {"b": {"text": "the host does not answer", "is_reached": False}}
-    assert made.take_lost(made.ask_lost()) == "a can be used again"
+    assert made.take_lost(made.ask_lost()) == "host a can be used again"
     assert made.choose(lambda _: 0, lambda: True) == 0
     assert shape(made.plan)[0] == ["a"]
 
@@ -228,7 +228,7 @@ def test_a_host_that_no_division_used_replaces_a_lost_one(job):
         made._console.lines
     )
     made.problems = {}
-    assert made.take_lost(made.ask_lost()) == "d, b can be used again"
+    assert made.take_lost(made.ask_lost()) == "hosts d, b can be used again"
     assert end(made) == (["a", "b", "c", "d"], 4, 8)
 
 
@@ -257,7 +257,7 @@ def test_hosts_that_do_not_suffice_are_planned_once(job, monkeypatch):
     made._check_use = lambda _: None
     calls = iter(range(100))
     assert made.choose(slept, lambda: next(calls) < 99) == 0
-    assert made._console.lines.count("the job cannot continue without ") == 1
+    assert made._console.lines.count("the job cannot continue without host c: too few cores") == 1
 
 
 def test_a_wait_ends_after_its_time(job, monkeypatch):
@@ -282,7 +282,7 @@ def test_a_wait_ends_when_the_host_is_back(job):
     assert made.plan is first
     assert made._console.lines == [
         ("waiting until the lost hosts can be used again (--wait-for-hosts)"),
-        "going on with b",
+        "the job continues with host b",
     ]
 
 
@@ -315,7 +315,9 @@ def test_a_user_adds_a_host(job):
     reason, reply = made.take_new(made.ask_new("b:1", has_model=True), is_problem=False)
     assert (reason, json.loads(reply)) == ("host b was added", {"host": "b"})
     assert end(made) == (["a", "b"], 2, 4)
-    assert made._console.lines == ["going on with b: 2 instances with 2 replicas each, instead of "]
+    assert made._console.lines == [
+        "the job continues with host b: 2 instances with 2 replicas each, instead of 1 instance"
+    ]
 
 
 @pytest.mark.parametrize(

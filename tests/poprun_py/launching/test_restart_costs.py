@@ -38,7 +38,7 @@ def test_the_slowest_instance_tells_where_the_time_went():
     assert cost.text == (
         "took 5.38 s from the failure to the next training step (ending 0.25 s, pause 0.12 s, "
         "start 0.5 s, Python and imports 1 s, compiling 2 s, loading the state 0.5 s, "
-        "preparation and first step 1 s); finished training steps that were computed again: "
+        "preparation and first step 1 s); finished training steps that were computed again: 1"
     )
     assert "pause" not in replace(cost, pause=0.004).text
 

@@ -70,7 +70,7 @@ def test_a_job_inside_an_instance_is_another_run():
     "name", ["..", ".hidden", "a/b", "a b", "ä", "latest", "x" * 129, "-x", "a\n"]
 )
 def test_an_invalid_name_is_refused(name):
-    with pytest.raises(UsageError, match=r"POPRUN_RUN_ID=.*expected the name of a folder"):
+    with pytest.raises(UsageError, match=r"POPRUN_RUN_ID=.*expected a folder name"):
         new_run_id({"POPRUN_RUN_ID": name})
 
 
@@ -114,7 +114,7 @@ def test_a_run_has_one_launcher_at_a_time(tmp_path):
 def test_a_file_of_the_user_named_latest_stays(tmp_path, make):
     make(tmp_path / "latest")
     folder = opened(tmp_path)
-    assert "has no link latest: a file of this name exists, and is not a link" in folder.trouble
+    assert "cannot be updated: there is another file of that name" in folder.trouble
     assert not (tmp_path / "latest").is_symlink()
     assert names(tmp_path) == ["latest", "run"]
     folder.close()

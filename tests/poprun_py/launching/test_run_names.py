@@ -43,7 +43,7 @@ def test_a_new_run_never_mixes_with_a_run_of_its_name(tmp_path):
     told = [sentence for kind, sentence in console.said if kind == "tell"]
     assert told == [
         f"the name of the run is {name}, because {tmp_path}/base already exists "
-        "(POPRUN_RUN_ID=base continues it)"
+        "(POPRUN_RUN_ID=base continues the run base)"
         for name in names[1:]
     ]
 
@@ -109,8 +109,8 @@ def test_a_new_run_and_the_continuation_of_one_exclude_each_other():
     with pytest.raises(UsageError) as caught:
         choose_run_name(config_of("--run-name a x", environ), environ)
     assert str(caught.value) == (
-        "--run-name a and POPRUN_RUN_ID=b exclude one another: give --run-name for a new run, or "
-        "POPRUN_RUN_ID to continue a run"
+        "--run-name a and POPRUN_RUN_ID=b cannot be used together; give only --run-name to "
+        "start a new run, or only POPRUN_RUN_ID to continue a run"
     )
 
 

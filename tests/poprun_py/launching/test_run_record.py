@@ -42,7 +42,7 @@ def test_without_a_folder_nothing_is_kept():
         assert record.begin(plan_with_folder(None), 0) == AttemptRecord("mine")
         record.end(LaunchResult(exit_code=0))
         record.finish(0, "")
-    assert console.said == [("log", "the run is mine")]
+    assert console.said == [("log", "the name of the run is mine")]
 
 
 def test_a_first_attempt_that_cannot_be_kept_is_refused(tmp_path, full_disk):

@@ -65,11 +65,11 @@ def test_a_host_that_equals_this_machine_has_no_problem():
 @pytest.mark.parametrize(
     ("changes", "cell", "said", "is_vital"),
     [
-        ({"python": "3.12.1"}, "Python", "3.12.1 there and 3.11.7 here", True),
+        ({"python": "3.12.1"}, "Python", "3.12.1 on the host and 3.11.7 on this machine", True),
         ({"mpirun": ""}, "MPI", "is missing on the host", True),
         ({"mpirun": "mpirun (Open MPI) 4.1.6"}, "MPI", "4.1.6", True),
         ({"packages": {"mpi4py": ""}}, "mpi4py", "is missing on the host", True),
-        ({"poprun": "0.0.9"}, "poprun-py", "0.0.9 there", True),
+        ({"poprun": "0.0.9"}, "poprun-py", "0.0.9 on the host", True),
         ({"program": "missing"}, "program", "train.py is missing", True),
         ({"folder": False}, "folder", "working folder", True),
         ({"clock": 7.5}, "clock", "7.5 s off", False),
@@ -79,7 +79,7 @@ def test_a_host_that_equals_this_machine_has_no_problem():
         (
             {"networks": [["lo", "127.0.0.1", 8, False]]},
             "network",
-            "no network but loopback",
+            "no network other than loopback",
             False,
         ),
         ({"called_back": False}, "calls back", "cannot open a connection", False),
@@ -120,8 +120,9 @@ def test_after_a_failed_start_a_missing_connection_is_an_error_and_the_rest_is_r
         raise_first_problem(checks(reports), also=(CALLS_BACK,))
     del reports["n0"]
     assert all_problems(checks(reports)) == (
-        "Host n1: its clock is 7.5 s off; run an NTP client. Host n1: at most 64 open files; "
-        "raise the limit with ulimit -n 65536, or with nofile in /etc/security/limits.conf"
+        "Host n1: the clock of the host is 7.5 s off; run an NTP client on the host. Host n1: "
+        "a process on the host may open at most 64 files; raise the limit with ulimit -n "
+        "65536, or with nofile in /etc/security/limits.conf"
     )
     assert all_problems(checks({"n0": answer()})) == ""
 

@@ -323,9 +323,11 @@ def test_no_memory_nodes_if_there_is_no_choice():
 @pytest.mark.parametrize(
     ("count", "config", "message"),
     [
-        (9, placing(), "9 instances on .* 8 usable CPUs: .* at most 8; .*--oversubscribe"),
-        (3, placing(cores_per_instance=3), "needs 9 cores: the host has 8; .* at most 2"),
-        (5, placing(cores_per_instance=2), "needs 10 cores: the host has 8; .* at most 1"),
+        (9, placing(), "9 instances are planned on .* 8 usable CPUs, .* at most 8 fit .*; "
+                       ".*--oversubscribe"),
+        (3, placing(cores_per_instance=3), "needs 9 cores, but the host has 8 cores; .* at most 2"),
+        (5, placing(cores_per_instance=2), "needs 10 cores, but the host has 8 cores; .* at "
+                                           "most 1"),
         (2, placing(reserve_cores=4), ("the instance with local rank 0 has 4 cores, of which "
                                        "at most 3 can be")),
         (8, placing(reserve_cores=1), ("the instance with local rank 0 has 1 core, of which at "
@@ -341,7 +343,7 @@ def test_refusals_name_the_numbers(count, config, message):
 
 def test_a_refusal_for_too_small_nodes_has_a_hint():
     machine = snapshot("asymmetric")
-    with pytest.raises(UsageError, match=r"instance 1 only 4 cores.*at most 4.*packnuma"):
+    with pytest.raises(UsageError, match=r"local rank 1 only 4 cores.*at most 4.*packnuma"):
         place(machine, 2, placing(cores_per_instance=6))
     packed = place(machine, 2, placing("packnuma", cores_per_instance=6))
     assert [len(p.cpus) for p in packed] == [6, 6]
@@ -371,7 +373,7 @@ def test_warnings_for_more_threads_than_cpus():
 def test_warnings_for_a_quota_and_for_uneven_shares():
     quota = snapshot("quota-container-v1")
     (warning,) = placement_warnings(quota, place(quota, 2, placing()))
-    assert "2 compute threads under a CPU quota of 0.5 CPUs" in warning
+    assert "2 compute threads, but the CPU quota is 0.5 CPUs" in warning
     uneven = snapshot("asymmetric")
     (warning,) = placement_warnings(uneven, place(uneven, 2, placing()))
     assert "from 4 to 12 compute threads" in warning

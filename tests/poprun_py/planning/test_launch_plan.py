@@ -161,7 +161,7 @@ def test_a_plan_with_missing_values_can_be_shown_but_not_launched():
     looked_at = plan_from_json(data, {"A": "1"})
     (warning,) = plan_warnings(looked_at)
     assert warning.startswith("this plan can be shown but not launched: ")
-    with pytest.raises(UsageError, match=r"does not keep the values that .* set B in the env"):
+    with pytest.raises(UsageError, match=r"does not contain the values of .* set B in the env"):
         looked_at.require_fit()
     many = {"user_env": dict.fromkeys(f"V{n}" for n in range(10))}
     data["instances"][0] |= many
@@ -220,10 +220,10 @@ def test_a_damaged_plan_is_refused_in_one_line(data):
         (["instances", 0, "user_env"], {"A": "x\0y"}, "user_env A: expected a value without NUL"),
         (["instances", 0, "threads"], 10**400, "whole numbers below"),
         (["command"], ["mpirun"], "instances of the plan and of its mpirun command differ"),
-        (["hosts", 0, "name"], "a b", "no blanks"),
-        (["hosts", 0, "name"], "a[1-2]", "one name each"),
-        (["hosts", 0, "name"], "-x", "one name each"),
-        (["hosts", 0, "name"], "a:2", "one name each"),
+        (["hosts", 0, "name"], "a b", "without blanks"),
+        (["hosts", 0, "name"], "a[1-2]", "different names"),
+        (["hosts", 0, "name"], "-x", "different names"),
+        (["hosts", 0, "name"], "a:2", "different names"),
         (["local"], "no", "true or false"),
     ],
 )
@@ -287,7 +287,7 @@ def test_a_job_continues_with_the_names_and_slots_of_the_remaining_hosts(monkeyp
     )
     said: list[str] = []
     fewer = changed(whole, ended, said)
-    assert said == ["going on without node1"]
+    assert said == ["the job continues without host node1"]
     assert [(h.name, h.slots) for h in fewer.topology.hosts] == [("node2", 3), ("node3", 3)]
     assert fewer.config == whole.config
 
@@ -309,7 +309,7 @@ def test_a_job_that_shares_cores_has_its_fair_threads_also_on_fewer_hosts(monkey
     said: list[str] = []
     cpus = tuple(here.allowed_cpus)
     fewer = changed(whole, ended, said, cpus)
-    assert said == ["going on without node1"]
+    assert said == ["the job continues without host node1"]
     assert fewer.instances[0].placement.threads == 1
     assert fewer.machines[0].sharing_jobs == jobs
 

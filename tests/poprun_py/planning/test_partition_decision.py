@@ -84,7 +84,7 @@ def test_the_partition_comes_from_the_option_the_variable_or_is_the_only_one(pod
     assert decide_partition(LaunchConfig(**JOB), variable, now, new_name=OWN).name == "v"
     only = decide_partition(LaunchConfig(**JOB), {}, now, new_name=OWN)
     assert (only.name, only.action) == ("p", Action.RESET)
-    assert "it is the only one" in only.sentence
+    assert "the only partition" in only.sentence
     (partition,) = now.partitions
     others = replace(now, partitions=(partition, replace(partition, name=OWN)))
     assert decide_partition(LaunchConfig(**JOB), {}, others, new_name=OWN).name == "p"
@@ -172,7 +172,7 @@ def test_a_refusal_says_how_many_ipus_are_free(pod):
     use = decide_partition(config, {}, now, new_name=OWN)
     assert use.reason == (
         "remove partition p, or wait with --wait-for-resources: partition q needs 16 IPUs; POD has "
-        "16, 12 of them free (p of root has 4)"
+        "16 IPUs, of which 12 are free (partition p of root has 4 IPUs)"
     ).replace("root", now.user)
     assert use.busy
     # IPUs that others hold may become free, but no waiting helps if the pod has too few IPUs.
@@ -237,7 +237,9 @@ def test_scattered_free_ipus_are_not_enough(pod):
         Attachment(id="", partition="p", ipus=(ipu,), holder=HOLDER, since=0.0) for ipu in (0, 4)
     )
     use = decide_partition(LaunchConfig(**JOB), {}, replace(now, attachments=held), new_name=OWN)
-    assert use.busy.endswith(" and 1 more: this job needs 4, and 6 of the 8 IPUs are free")
+    assert use.busy.endswith(
+        " and 1 more job: this job needs 4 IPUs together, and 6 of the 8 IPUs are free"
+    )
     assert (use.partition, use.num_ilds) == (partition, 1)
     parts = tuple(
         replace(partition, name=f"p{i}", ipus=now.pod.ipus()[i * 4 : i * 4 + 1]) for i in range(4)
@@ -245,7 +247,10 @@ def test_scattered_free_ipus_are_not_enough(pod):
     use = decide_partition(
         LaunchConfig(**JOB, vipu_partition="q"), {}, replace(now, partitions=parts), new_name=OWN
     )
-    assert "POD has 16, 12 of them free, but not in one suitable block (p0 of " in use.busy
+    assert (
+        "POD has 16 IPUs, of which 12 are free, but not in one suitable block (partition p0 of "
+        in use.busy
+    )
 
 
 def test_a_launch_within_an_instance_inherits_its_ipus(pod):

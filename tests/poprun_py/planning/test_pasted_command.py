@@ -37,7 +37,10 @@ def fault(words) -> str:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([" --vipu-partition=p", "x"], "is an option after a blank: expected --vipu-partition=p;"),
+        (
+            [" --vipu-partition=p", "x"],
+            "is an option that begins with a blank: expected --vipu-partition=p;",
+        ),
         (["-n", "2", " train.py"], "program ' train.py' begins with a blank: expected train.py; a"),
         (["\u2013num-instances", "2"], "begins with a dash, .* two hyphens, --num-instances$"),
         (["\u2014num-replicas=4", "x"], "begins with a dash, .* two hyphens, --num-replicas=4$"),
@@ -54,7 +57,7 @@ def test_a_word_that_is_not_a_program(words, said, folder):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--host a, b,c -n 2 x", "a blank after a: expected names separated .* --host a,b,c$"),
+        ("--host a, b,c -n 2 x", "a blank after a: expected host names separated .* --host a,b,c$"),
         ("--host a, b x", "after a: .* --host a,b$"),
         ("--host=a ,b x", "after a: .* --host a,b$"),
         # The second word is too long for a file name.

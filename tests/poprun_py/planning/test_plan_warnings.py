@@ -112,8 +112,8 @@ def test_options_with_one_reason_share_a_sentence():
             "--vipu-partition has no effect: the IPUs are emulated without a partition, and only "
             "IPUOF_VIPU_API_PARTITION_ID, gc-info and gc-monitor show the name"
         ),
-        "--vipu-cluster, --sync-type have no effect: IPUs are emulated, and no partition is made "
-        "or changed",
+        "--vipu-cluster, --sync-type have no effect: the IPUs are emulated, and no partition "
+        "is made or changed",
     )
 
 
@@ -190,7 +190,7 @@ def test_options_that_apply_to_all_jobs_have_no_warning_for_one(place):
          ("--allow-fewer-hosts has no effect: a job is only restarted if --max-restarts is "
           "given")),
         ({"process_placement": "packnuma", "numa_aware": True},
-         "--process-placement has no effect: --numa-aware yes decides"),
+         "--process-placement has no effect: --numa-aware yes takes precedence"),
         ({"overwrite_config": True},
          "--overwrite-config has no effect: neither --export-config nor --export-plan is given"),
         ({"run": True}, ("--run has no effect: the job runs without this option, too; the "
@@ -230,7 +230,11 @@ def test_options_for_open_mpi_have_a_warning_with_another_mpi():
     ("words", "machine", "part"),
     [
         (["--process-placement", "packnuma"], "two-socket-smt", "--process-placement has no"),
-        (["--numa-aware", "yes"], "two-socket-smt", "--numa-aware has no effect: one instance"),
+        (
+            ["--numa-aware", "yes"],
+            "two-socket-smt",
+            "--numa-aware has no effect: a single instance",
+        ),
         (["--numa-aware", "yes", "-n", "2"], "two-socket-smt", ""),
         (["--process-placement", "packnuma", "--cores-per-instance", "1"], "two-socket-smt", ""),
         (["--strict-binding"], "two-socket-smt", "--strict-binding has no effect: no instance is"),
@@ -265,8 +269,8 @@ def test_a_launch_warns_before_it_runs(monkeypatch, capsys):
     assert run(["--host-subnet", "banana", "--vipu-cluster", "c", "true"]) == 0
     assert capsys.readouterr().err == ""
     assert said == [
-        "poprun-py: warning: --vipu-cluster has no effect: IPUs are emulated, and no partition is "
-        "made or changed",
+        "poprun-py: warning: --vipu-cluster has no effect: the IPUs are emulated, and no "
+        "partition is made or changed",
         "poprun-py: warning: --host-subnet has no effect: all instances run on this machine",
     ]
 

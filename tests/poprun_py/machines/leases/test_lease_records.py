@@ -115,7 +115,7 @@ def test_a_warning_about_shared_cores_is_one_short_line():
     assert sharing_text([me], {1, 2, 4}) == "this job shares CPUs 1,4 with run r (pid 7)"
     other = LEASE._replace(job=JOB._replace(run_id=""))
     assert sharing_text([other, me], host="b", has_advice=True) == (
-        "sharing CPUs 0-1,4 of host b with ann's train.py (pid 7) and 1 more; to avoid "
+        "this job shares CPUs 0-1,4 of host b with ann's train.py (pid 7) and 1 more job; to avoid "
         "sharing, give --share-cores no or --wait-for-resources"
     )
 
@@ -138,14 +138,15 @@ def test_an_error_about_cores_fits_in_160_characters(leases, queue, host, free, 
 def test_an_error_about_cores_says_who_holds_them_and_what_is_free():
     me = LEASE._replace(user=str(os.geteuid()))
     assert refusal_text([me, me], [], free=(2, 3)) == (
-        "--share-cores yes shares, --wait-for-resources waits: run r (pid 7) holds CPUs 0-1,4; "
-        "CPUs 2-3 are free; 1 more: --print-leases"
+        "this job got no CPUs; add --share-cores yes or --wait-for-resources: run r (pid 7) holds "
+        "CPUs 0-1,4; CPUs 2-3 are free"
     )
     assert refusal_text([me], [WAITER], host="b", has_waited=True) == (
-        "--share-cores yes shares: bob's run r (pid 7) is ahead in the queue for CPUs of host b"
+        "this job got no CPUs; add --share-cores yes: bob's run r (pid 7) is ahead in the "
+        "queue for CPUs of host b"
     )
 
 
 def test_a_long_list_of_leases_is_cut():
     leases = [LEASE._replace(name=f"lease-{i}", cpus=(i,)) for i in range(9)]
-    assert leases_text(leases).endswith("and 5 more (--print-leases)")
+    assert leases_text(leases).endswith("and 5 more jobs (--print-leases lists all)")

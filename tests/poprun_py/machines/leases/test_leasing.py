@@ -70,7 +70,7 @@ def test_other_jobs_are_only_logged_if_they_do_not_change_the_plan(job, holder):
     holder(cpus="1")
     leased = job()
     assert leased.share.cpus == {0}
-    assert "has CPU 1 since" in job.said.log[0]
+    assert "has held CPU 1 since" in job.said.log[0]
     assert "this job shares the memory of a NUMA node with" in job.said.log[1]
     assert (job.said.tell, job.said.warn) == ([], [])
 
@@ -80,7 +80,7 @@ def test_other_jobs_that_change_the_plan_are_named(job, holder):
     assert job().share.cpus == {1}
     assert job.said.tell == [
         line for line in job.said.tell
-        if f"holder (pid {other.pid}) has CPU 0 since" in line and "this job has CPU 1" in line
+        if f"holder (pid {other.pid}) has held CPU 0 since" in line and "this job has CPU 1" in line
     ]  # fmt: skip
     assert len(job.said.tell) == 1
 
@@ -93,7 +93,8 @@ def test_an_error_names_the_options_that_help_and_then_the_other_jobs(job, holde
     with pytest.raises(StartError) as caught:
         job(**options)
     assert str(caught.value).startswith(
-        f"--share-cores yes shares or --wait-for-resources: holder (pid {other.pid}) holds CPUs 0-1"
+        "this job got no CPUs; add --share-cores yes or --wait-for-resources: holder (pid "
+        f"{other.pid}) holds CPUs 0-1"
     )
     assert len(list(holder("look").seen["jobs"])) == 1
 
@@ -103,8 +104,8 @@ def test_by_default_a_job_shares_cores_and_warns_in_one_line(job, holder):
     assert job().share.cpus == {0}
     assert job.said.warn == [
         (
-            f"sharing CPU 0 with holder (pid {other.pid}); to avoid sharing, give --share-cores "
-            "no or --wait-for-resources"
+            f"this job shares CPU 0 with holder (pid {other.pid}); to avoid sharing, give "
+            "--share-cores no or --wait-for-resources"
         )
     ]
     assert (job.said.tell, job.said.log) == ([], [])
@@ -153,7 +154,7 @@ def test_a_job_that_shares_does_not_delay_the_jobs_that_wait(job, holder):
     assert job(wait_for_resources="forever", progress=progress).share.cpus == {0}
     # A job that was there before the waiting job is waited for.
     assert came_later[0].process.poll() is None
-    with pytest.raises(StartError, match=r"holds CPUs 0-1.* \(wait_for_resources=0.1: the time"):
+    with pytest.raises(StartError, match=r"holds CPUs 0-1.* \(the time of wait_for_resources=0.1"):
         job(cores_per_instance=2, wait_for_resources=0.1)
 
 
@@ -216,7 +217,7 @@ def test_waiting_has_a_time_out(job, holder, place):
     ):
         job(wait_for_resources=0.3)
     assert time.monotonic() - began >= 0.3
-    assert {reason[:11] for _, reason in job.waits} == {"for CPUs at", ""}
+    assert {reason[:11] for _, reason in job.waits} == {"for CPUs (p", ""}
     assert list(place.glob("ticket-*")) == []
 
 
@@ -227,7 +228,7 @@ def test_a_stopped_job_keeps_its_place_in_the_queue_but_does_not_block_it(job, h
     job().lease.close()
     waiter.send_signal(signal.SIGCONT)
     wait_until(lambda: holder("look").seen["ahead"] == 1)
-    with pytest.raises(StartError, match="before this job"):
+    with pytest.raises(StartError, match="ahead in the queue"):
         job(share_cores="no")
 
 
@@ -236,7 +237,7 @@ def test_a_locked_mutex_neither_ends_waiting_nor_starts_a_job(job, holder, place
     holder(cpus="0-1")
     with contextlib.closing(LeaseFolder(place)) as other, other.mutex():
         with pytest.raises(
-            StartError, match=f"^{place}: another process keeps its mutex .*is over"
+            StartError, match=f"^{place}: another process keeps this folder .*is over"
         ):
             job(wait_for_resources=0.2)
         assert "another process keeps this folder of leases locked" in job.waits[0][1]
@@ -325,7 +326,10 @@ def test_without_a_usable_folder_a_job_runs_with_a_warning(job, place):
     leased = job()
     assert leased.lease.cpus == ()
     assert len(job.said.warn) == 1
-    assert f"no cores are kept from other jobs: {place}: Not a directory" in job.said.warn[0]
+    assert (
+        f"the cores of this job are not leased, so other jobs may use the same cores: {place}: "
+        "Not a directory"
+    ) in job.said.warn[0]
 
 
 def test_on_a_full_disk_a_job_runs_with_a_warning_beside_the_leases_of_others(

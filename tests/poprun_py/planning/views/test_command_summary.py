@@ -33,7 +33,7 @@ def test_many_instances_have_no_more_lines():
     lines = command_summary(a_command(100)).splitlines()
     assert lines[2:] == [
         *(f"  instance {n}: RANK={n}" for n in range(4)),
-        ", which differ in the same options",
+        "  and 96 more instances, which differ in the same options",
     ]
 
 

@@ -79,7 +79,7 @@ def test_values_of_env_are_not_shown():
     page = plan_page(job)
     assert "hush" not in page
     assert "--env TOKEN" in page
-    assert "Values of --env are not shown" in page
+    assert "does not contain the values of --env" in page
     assert "not shown" not in plan_page(planned(num_instances=2, num_replicas=2))
 
 
