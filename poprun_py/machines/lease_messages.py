@@ -84,8 +84,10 @@ def refusal_text(
         free: The CPUs that no job holds, if they are known.
         has_waited: Whether the job has waited for CPUs as long as it may.
     """
-    waits = "" if has_waited else " or --wait-for-resources"
-    text = f"this job got no CPUs; add --share-cores yes{waits}: "
+    text = "this job got no CPUs; add --share-cores yes or --wait-for-resources: "
+    if has_waited:
+        # The text must be short, because the option that limited the wait follows.
+        text = "add --share-cores yes: "
     more = len(queue or leases) - 1
     if queue:
         of_host = f" of host {_cut(host)}" if host else ""

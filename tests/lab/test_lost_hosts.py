@@ -173,7 +173,7 @@ def test_a_restart_leaves_out_a_host_that_is_down(ended):
     assert sorted(end.before) == [f"6 node{index}\n" for index in (0, 0, 1, 1, 2, 2)]
     assert end.code == 0, end
     assert sorted(end.stdout.splitlines()) == ["6 node0"] * 3 + ["6 node2"] * 3
-    said = end.stderr[end.stderr.index("poprun-py: warning: going on") :].splitlines()
+    said = end.stderr[end.stderr.index("poprun-py: warning: the job continues") :].splitlines()
     assert said[0] == "poprun-py: warning: the job continues without host node1"
     assert said[1].startswith("poprun-py: warning: restarting the job in 1 s (restart 1 of 1)")
 

@@ -38,7 +38,7 @@ REFUSED = [
     ("--num-ilds 2 x", "--num-ilds 2"),
     ("--num-replicas 1048576 --ipus-per-replica 2 x", "2097152 IPUs: expected"),
     ("-n 3 --host a,b x", "over 2 hosts"),
-    ("-n 2 --host a:1 x", "1 slot, 2 instances are"),
+    ("-n 2 --host a:1 x", "1 slot, but 2 instances are"),
     ("-n 4 --num-replicas 2 x", "0.5"),
     ("--run --dry-run x", "--run and --dry-run exclude one another"),
     ("--run --export-plan /dev/null", "no program is given; expected"),

@@ -94,7 +94,9 @@ def test_the_partition_comes_from_the_option_the_variable_or_is_the_only_one(pod
     assert refused.reason == "use --vipu-partition p: POD has 2 partitions (p, q)"
     larger = replace(LaunchConfig(**JOB), num_replicas=16)
     none_fits = decide_partition(larger, {}, several, new_name=OWN)
-    assert none_fits.reason.startswith("name one with --vipu-partition or IPUOF_VIPU_API_PARTITION")
+    assert none_fits.reason.startswith(
+        "name a partition with --vipu-partition or IPUOF_VIPU_API_PARTITION"
+    )
 
 
 @pytest.mark.parametrize("update", [False, True])

@@ -240,7 +240,7 @@ def test_a_locked_mutex_neither_ends_waiting_nor_starts_a_job(job, holder, place
             StartError, match=f"^{place}: another process keeps this folder .*is over"
         ):
             job(wait_for_resources=0.2)
-        assert "another process keeps this folder of leases locked" in job.waits[0][1]
+        assert "for the lock of the folder of leases" in job.waits[0][1]
         # A job that does not wait runs without a lease, with a warning.
         assert job(cores=2).lease.cpus == ()
     assert "the cores of this job are not leased, so other jobs may use" in job.said.warn[0]
