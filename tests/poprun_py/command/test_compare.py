@@ -96,7 +96,7 @@ def test_unreadable_lines_of_a_run_are_mentioned(runs, capsys):
     with (runs / "one" / "attempt-1" / "steps.jsonl").open("a") as file:
         file.write("no step\n")
     assert run(["compare", "one", "two"]) == 0
-    assert "note: one: steps.jsonl: 1 line an unreadable memory policy" in capsys.readouterr().out
+    assert "note: one: steps.jsonl: 1 line cannot be read" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_unreadable_lines_of_a_run_are_mentioned(runs, capsys):
         (["one"], "compare needs at least two runs, but only the run 'one' was given"),
         (["one", "three"], "three: there is no such run: expected the"),
         (["one", "tow"], "no such run; did you mean two?: "),
-        (["one", "runs"], "runs: not the folder of a run: it has no report.json"),
+        (["one", "runs"], "runs is not the folder of a run: it contains no report.json"),
         (["one", "runs/one"], "one and runs/one are the same run; give each run once"),
         (["one", "two", "--traget", "x"], "unknown option --traget; did you mean --target?"),
         (["one", "two", "--target", "best"], "--target 'best': expected a name and a number"),

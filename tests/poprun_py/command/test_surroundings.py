@@ -169,8 +169,8 @@ def test_everything_can_be_printed_in_every_locale(locale, tmp_path):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: LaunchConfig(program="abc"), "program 'abc': expected a list of strings"),
-        (lambda: LaunchConfig(program=None), "program None: expected a list of strings"),
+        (lambda: LaunchConfig(program="abc"), "program is 'abc': expected a list"),
+        (lambda: LaunchConfig(program=None), "program is None: expected a list"),
         (lambda: plan("train.py"), "expected a LaunchConfig"),
         (lambda: launch({}), "expected a function, a program as a list of words"),
     ],

@@ -71,13 +71,13 @@ def test_a_missing_package_for_served_metrics_is_refused_with_what_to_install(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["csv:mine.csv"], "csv:mine.csv: the file exists; name another file or remove the file"),
+        (["csv:mine.csv"], "csv:mine.csv: the file exists already: name another file, or remove"),
         (
             ["jsonl:no/such/file"],
             ("expected the path of a file in an existing folder with write permission"),
         ),
         (["csv:."], "expected the path of a file in an existing folder with write permission"),
-        (["csv:pipe"], "pipeis not a regular file; give the path of a regular file"),
+        (["csv:pipe"], "pipe is not a regular file; give the path of a regular file"),
         (
             ["csv:x", "jsonl:x"],
             (

@@ -114,7 +114,7 @@ def test_a_run_has_one_launcher_at_a_time(tmp_path):
 def test_a_file_of_the_user_named_latest_stays(tmp_path, make):
     make(tmp_path / "latest")
     folder = opened(tmp_path)
-    assert "cannot be updated: there is another file of that name" in folder.trouble
+    assert "cannot be updated: a file of this name exists, and is not a link" in folder.trouble
     assert not (tmp_path / "latest").is_symlink()
     assert names(tmp_path) == ["latest", "run"]
     folder.close()
