@@ -103,7 +103,7 @@ def test_trainers_with_their_defaults_train_together_or_a_warning_says_so(
     done = poprun("-n", "2", "--output", "plain", script(_DEFAULTS), env=given, timeout=180)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"sizes {size} {size}") == 2
-    assert done.stderr.count("each of the 2 instances has trained a model of its own") == 2 - size
+    assert done.stderr.count("each of the 2 instances has trained a separate model") == 2 - size
 
 
 def test_the_elastic_agent_starts_failed_ranks_again(started):

@@ -148,7 +148,7 @@ def test_the_log_tells_options_with_their_places_but_no_secret_values(capsys, fo
         ("[tool.poprun-py]\nhost = 'a,,b'\n", ("host in pyproject.toml 'a,,b': an entry is "
                                                "empty; expected names")),
         ("[tool.poprun-py]\nmpi = '/no'\n", ("mpi in pyproject.toml /no: expected the path of "
-                                             "mpirun, or")),
+                                             "mpirun")),
         ("[tool.poprun-py]\nhardware = '/no'\n", "hardware in pyproject.toml /no: No such file"),
         ("[tool.poprun-py]\noutput-dir = '/dev/null'\n",
          "output-dir in pyproject.toml /dev/null: the folder of the run cannot be created "

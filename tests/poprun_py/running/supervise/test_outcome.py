@@ -47,7 +47,7 @@ def test_a_job_whose_instances_all_trained_alone_gets_a_warning():
             each.instance_end["trained_alone"] = is_alone
         return launch._separate_models(judged(*peers))
 
-    assert "each of the 2 instances has trained a model of its own" in warned(True, True)
+    assert "each of the 2 instances has trained a separate model" in warned(True, True)
     assert warned(True) == warned(True, False) == warned(False, False) == ""
     assert warned(True, True, code=3) == ""
 
