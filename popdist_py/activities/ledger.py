@@ -146,7 +146,7 @@ class doing:
     def __init__(self, activity: int, name: str = "", call: str = "") -> None:
         if activity not in _ALL:
             raise ValueError(
-                f"doing({activity!r}): expected an activity of popdist_py.activities, such as "
+                f"doing({activity!r}): expected a constant of popdist_py.activities, such as "
                 "activities.LOADING"
             )
         self._activity = activity

@@ -166,7 +166,7 @@ class Operation:
     def __post_init__(self) -> None:
         if self.memory_proportion is not None and not 0 < self.memory_proportion <= 1:
             raise ValueError(
-                f"memory_proportion of {self.name} is {self.memory_proportion}: "
+                f"memory_proportion of the operation {self.name} is {self.memory_proportion}: "
                 "expected a number above 0 and at most 1"
             )
 
@@ -210,11 +210,15 @@ class Graph:
 
     def __post_init__(self) -> None:
         if self.batch < 1:
-            raise ValueError(f"batch is {self.batch}: a micro-batch has at least one sample")
+            raise ValueError(
+                f"batch is {self.batch}: expected the number of samples of a micro-batch, 1 or more"
+            )
         known = {tensor.name for tensor in self.inputs}
         weights = {weight.name for weight in self.weights}
         if len(known) + len(weights) < len(self.inputs) + len(self.weights):
-            raise ValueError("two inputs or two weights of a graph have the same name")
+            raise ValueError(
+                "two inputs or two weights of the graph have the same name: give each a unique name"
+            )
         for operation in self.operations:
             missing = [name for name in operation.inputs if name not in known]
             missing += [name for name in operation.weights if name not in weights]
@@ -222,13 +226,16 @@ class Graph:
             missing += [name for name in operation.saved if name not in known and name != own]
             if missing:
                 raise ValueError(
-                    f"{operation.name} reads {missing[0]}, which is not in the graph before it"
+                    f"the operation {operation.name} reads {missing[0]}, but no input, weight or "
+                    "earlier operation of the graph has this name"
                 )
             if own in known:
-                raise ValueError(f"two tensors have the name {own}")
+                raise ValueError(
+                    f"two tensors of the graph have the name {own}: give each a unique name"
+                )
             known.add(own)
         if missing := [name for name in self.outputs if name not in known]:
-            raise ValueError(f"no operation computes the output {missing[0]}")
+            raise ValueError(f"no operation of the graph computes the graph's output {missing[0]}")
 
     def __getstate__(self) -> dict[str, object]:
         # Only the dataclass fields of a ``Graph`` are pickled. The cached properties of a ``Graph``
@@ -371,15 +378,19 @@ class Placement:
     def __post_init__(self) -> None:
         if any(after < before for before, after in pairwise(self.stages)):
             raise ValueError(
-                "stage numbers fall: the operations of a stage must follow one another"
+                "the stage number of an operation is lower than that of the operation before: "
+                "expected stage numbers that never decrease"
             )
         if set(self.stages) != set(range(len(self.ipus))):
             given = counted(len(self.ipus), "IPU")
             raise ValueError(
-                f"{given} given for stages {sorted(set(self.stages))}: one for each is needed"
+                f"{given} given for the stages {sorted(set(self.stages))}: expected one IPU for "
+                "each stage, and stages that are numbered from 0"
             )
         if any(ipu < 0 for ipu in self.ipus):
-            raise ValueError(f"the number of an IPU is {min(self.ipus)}: IPUs are counted from 0")
+            raise ValueError(
+                f"an IPU has the number {min(self.ipus)}: expected IPU numbers from 0 on"
+            )
 
     @property
     def num_stages(self) -> int:
@@ -424,7 +435,10 @@ class Placement:
                 waiting.pop(0)
             stages.append(len(before) - len(waiting))
         if waiting:
-            raise ValueError(f"no stage can begin with {waiting[0]}: it has no operation there")
+            raise ValueError(
+                f"no stage can begin with the submodule {waiting[0]}: expected submodules of the "
+                "graph, in execution order"
+            )
         return cls(tuple(stages), tuple(range(len(before) + 1)))
 
 

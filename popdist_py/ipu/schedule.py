@@ -104,7 +104,9 @@ def schedule(placement: Placement, settings: Settings, *, steps: int | None = No
         ValueError: ``steps`` is negative or not an integer.
     """
     if steps is not None and (not isinstance(steps, int) or steps < 0):
-        raise ValueError(f"steps={steps!r}: expected a whole number from 0 on, or None for all")
+        raise ValueError(
+            f"steps={steps!r}: expected an integer of at least 0, or None for all steps"
+        )
     windows = settings.device_iterations if settings.is_training else 1
     rows: list[list[Cell]] = [[] for _ in range(placement.num_ipus)]
     cycles: list[int] = []

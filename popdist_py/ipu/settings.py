@@ -189,26 +189,32 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("accumulation", "device_iterations", "replicas", "output_return_period"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: at least 1 is needed")
+                raise ValueError(f"{name} is {getattr(self, name)}: expected at least 1")
         if not self.is_training and self.accumulation != 1:
             raise ValueError(
-                f"accumulation is {self.accumulation}: inference has no weight updates"
+                f"accumulation is {self.accumulation}: expected 1 for inference, which does not "
+                "update weights"
             )
         if self.io_tiles % 2 or (self.io_tiles and not 32 <= self.io_tiles <= 192):
             raise ValueError(
-                f"io_tiles is {self.io_tiles}: 0 or an even number from 32 to 192 is needed"
+                f"io_tiles is {self.io_tiles}: expected 0 or an even number from 32 to 192"
             )
         if self.overlaps_io and not self.io_tiles:
-            raise ValueError("overlaps_io is set and io_tiles is 0: 32 to 192 are needed")
+            raise ValueError(
+                "overlaps_io is True and io_tiles is 0: set io_tiles to an even number from 32 to "
+                "192"
+            )
         if self.output_mode == "every n" and self.device_iterations % self.output_return_period:
             raise ValueError(
-                f"output_return_period is {self.output_return_period}: it has to divide "
-                f"device_iterations, {self.device_iterations}"
+                f"output_return_period is {self.output_return_period}: expected a divisor of "
+                f"device_iterations, which is {self.device_iterations}"
             )
         for name in ("memory_proportion", "matmul_proportion"):
             given = getattr(self, name)
             if given is not None and any(not 0 < value <= 1 for value in _of_each(given)):
-                raise ValueError(f"{name} is {given}: expected numbers above 0 and at most 1")
+                raise ValueError(
+                    f"{name} is {given}: expected numbers that are above 0 and at most 1"
+                )
 
     @property
     def is_pipelined(self) -> bool:

@@ -90,11 +90,11 @@ def one_number(value: Any, reduction: str) -> Any:
     # A conversion of these elements to floats would drop imaginary parts, and would turn None into
     # NaN.
     if getattr(dtype, "is_complex", False) or getattr(dtype, "kind", "") in ("c", "O"):
-        raise TypeError(f"expected real numbers, not {dtype}")
+        raise TypeError(f"expected real numbers, not elements of the type {dtype}")
     is_remote = False
     if hasattr(value, "detach"):
         if str(value.layout) != "torch.strided":
-            raise TypeError(f"expected a dense tensor, not {value.layout}")
+            raise TypeError(f"expected a dense tensor, not a tensor with the layout {value.layout}")
         value = value.detach()
         is_remote = value.device.type != "cpu"
         value = value.float() if is_remote else value.double()

@@ -53,8 +53,8 @@ class Metrics:
         for sink in self._sinks:
             if isinstance(sink, type) or not (hasattr(sink, "write") and hasattr(sink, "close")):
                 raise TypeError(
-                    f"Metrics(sinks=...): {sink!r} is not a sink: expected objects with write() "
-                    "and close(), such as CsvSink('metrics.csv')"
+                    f"Metrics(sinks=...): {sink!r} is not a sink: expected objects with the "
+                    "methods write() and close(), such as CsvSink('metrics.csv')"
                 )
         self._failed: set[int] = set()  # ids of sinks, because a sink may be unhashable
         self._reductions = dict(reductions or {})
@@ -97,7 +97,8 @@ class Metrics:
             except (TypeError, ValueError, RuntimeError) as error:  # torch raises RuntimeError
                 text, reason = " ".join(repr(value).split()), str(error).partition("\n")[0]
                 raise TypeError(
-                    f"update: {name!r} is a {type(value).__name__}, {text:.40}: {reason:.200}"
+                    f"update: the value of {name!r} is a {type(value).__name__}, {text:.40}: "
+                    f"{reason:.200}"
                 ) from None
             if number is not None and weight:
                 given.append((name, number, weight))
@@ -134,7 +135,7 @@ class Metrics:
         try:
             step = operator.index(step)
         except TypeError:
-            raise TypeError(f"log(step={step!r}): expected a whole number") from None
+            raise TypeError(f"log(step={step!r}): expected an integer") from None
         values = self._results(f"metrics at step {step}")
         self.reset()
         if values and context.communicator().instance_index == 0:
@@ -170,7 +171,7 @@ class Metrics:
             so_far = {name: Accumulated(*parts) for name, parts in state["so_far"].items()}
         except (KeyError, TypeError, AttributeError):
             raise ValueError(
-                f"load_state_dict({state!r:.40}): expected what Metrics.state_dict() returned"
+                f"load_state_dict({state!r:.40}): expected a state from Metrics.state_dict()"
             ) from None
         self.reset()
         if context.communicator().instance_index == 0:
@@ -228,8 +229,8 @@ class Metrics:
             if id(sink) not in self._failed:
                 self._failed.add(id(sink))
                 logging.getLogger("popdist").warning(
-                    "metrics: %r did not %s: %s: %s; training continues, and further errors of "
-                    "this sink are not reported",
+                    "the metrics sink %r failed to %s: %s: %s; training continues, and further "
+                    "errors of this sink are not reported",
                     sink, what, type(error).__name__, error,
                 )  # fmt: skip
 
@@ -239,11 +240,15 @@ def _joined(values: Mapping[str, Any] | None, named: dict[str, Any]) -> dict[str
         return named
     if not isinstance(values, Mapping):
         raise TypeError(
-            f"update({values!r:.40}): expected numbers by name, such as update(loss=0.5) or "
+            f"update({values!r:.40}): expected a mapping from names to numbers, or keyword "
+            "arguments, such as update(loss=0.5) or "
             'update({"train/loss": 0.5})'
         )
     if twice := [name for name in named if name in values]:
-        raise ValueError(f"update: {twice[0]!r} is given twice")
+        raise ValueError(
+            f"update: the metric {twice[0]!r} is given twice, in the mapping and as a keyword "
+            "argument"
+        )
     return {**values, **named}
 
 
@@ -253,13 +258,16 @@ def _checked_weight(weight: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not 0 <= number < math.inf:
-        raise ValueError(f"update(weight={weight!r:.40}): expected a finite number of 0 or more")
+        raise ValueError(f"update(weight={weight!r:.40}): expected a finite number of at least 0")
     return number
 
 
 def _check_name(name: object) -> None:
     if not isinstance(name, str) or not name or name == STEP_COLUMN:
-        raise ValueError(f"a metric named {name!r}: expected a text other than {STEP_COLUMN!r}")
+        raise ValueError(
+            f"the metric name {name!r} is invalid: expected a string that is not empty and not "
+            f"{STEP_COLUMN!r}"
+        )
 
 
 def _check_reductions(name: str, by_instance: Mapping[int, Accumulated]) -> None:
@@ -267,5 +275,6 @@ def _check_reductions(name: str, by_instance: Mapping[int, Accumulated]) -> None
     if len(ways) > 1:
         said = ", ".join(f"{way!r} on instance {instance}" for way, instance in ways.items())
         raise CollectiveMismatchError(
-            f"metrics: the reduction of {name!r} is {said}: give all instances the same reductions"
+            f"the reduction of the metric {name!r} differs between instances ({said}): give all "
+            "instances the same reductions"
         )

@@ -89,13 +89,13 @@ def read_earlier_lines(path: Path) -> bytes:
 
 def not_metrics(path: Path) -> ValueError:
     """Return the error for a file that another program has written."""
-    return ValueError(f"{path} does not contain metrics: give another path")
+    return ValueError(f"the file {path} was not written by a metrics sink: give another path")
 
 
 def warn_of_replaced(path: Path, count: int, noun: str, step: int) -> None:
     """Warn that ``count`` rows or lines of an earlier run, from ``step`` on, are replaced."""
     if count:
         logging.getLogger("popdist").warning(
-            "%s: %s of an earlier run, from step %d on, %s replaced",
-            path, counted(count, noun), step, are(count),
+            "%s: %s of an earlier run %s replaced, from step %d on",
+            path, counted(count, noun), are(count), step,
         )  # fmt: skip

@@ -61,13 +61,17 @@ def check_own(descriptor: int, path: Path) -> None:
     """
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        raise OSError(errno.EINVAL, "the path is not a regular file", str(path))
     if _has_other_owner(found):
         raise _refusal(
-            path, f"it belongs to {_user(found)}", "if you trust this user, make a copy with cp"
+            path,
+            f"the file belongs to {_user(found)}",
+            "if you trust this user, load a copy that you make with cp",
         )
     if _others_write(found):
-        raise _refusal(path, f"others can write to it ({_mode(found)})", f"chmod go-w {path}")
+        raise _refusal(
+            path, f"other users can write to the file ({_mode(found)})", f"run chmod go-w {path}"
+        )
 
 
 def check_own_folder(path: Path) -> None:
@@ -88,19 +92,21 @@ def check_own_folder(path: Path) -> None:
 
 def _check_folder(descriptor: int, folder: Path, path: Path) -> None:
     found = os.fstat(descriptor)
-    name = "it" if folder == path else f"its folder {folder}"
+    name = "the folder" if folder == path else f"the file's folder {folder}"
     if _has_other_owner(found):
         raise _refusal(path, f"{name} belongs to {_user(found)}", "use a folder of your own")
     if _others_write(found) and not found.st_mode & stat.S_ISVTX:
         raise _refusal(
-            path, f"others can replace files in {name} ({_mode(found)})", f"chmod go-w {folder}"
+            path,
+            f"other users can replace files in {name} ({_mode(found)})",
+            f"run chmod go-w {folder}",
         )
 
 
 def _refusal(path: Path, problem: str, advice: str) -> NotOwnFileError:
     return NotOwnFileError(
-        f"{path}: {problem}, and loading it runs code that it names: expected a file that only "
-        f"this user or root can have written; {advice}"
+        f"{path}: {problem}, but loading a file can run code that the file names: expected a file "
+        f"that only this user or root can have written; {advice}"
     )
 
 

@@ -45,8 +45,8 @@ def find_pod(
             return None
         if len(names) > 1:
             raise InvalidRequestError(
-                f"{root} has the pods {', '.join(names)}: name one with --pod or POPRUN_POD, "
-                "or give none"
+                f"{root} contains several pods ({', '.join(names)}): select one with --pod NAME or "
+                "POPRUN_POD=NAME, or use no pod with --pod none or POPRUN_POD=none"
             )
         return open_pod(root, names[0])
     if given == "server":
@@ -94,17 +94,23 @@ def _token(host: str, root: Path, environ: Mapping[str, str]) -> str:
         here = host in ("localhost", "[::1]", os.uname().nodename) or host.startswith("127.")
         files = (local or own) if here else (own or local)
     if len(files) != 1:
-        several = f"{len(files)} pods of this machine have one" if files else "there is none"
+        several = (
+            f"{len(files)} pods of this machine have a token file"
+            if files
+            else "no token file was found"
+        )
         raise UnknownNameError(
             f"the token of the pod's server is not known ({several}): copy the file "
-            f"{TOKEN_FILE!r} of its pod to ~/.config/poprun-py/pod-token, or name a copy in "
-            "POPRUN_POD_TOKEN_FILE"
+            f"{TOKEN_FILE!r} from the folder of the server's pod to ~/.config/poprun-py/pod-token, "
+            "or set POPRUN_POD_TOKEN_FILE to the path of a copy"
         )
     try:
         token = files[0].read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not ASCII text"
-        raise PodError(f"{files[0]} cannot be read: {why}") from None
+        raise PodError(f"the token file {files[0]} cannot be read: {why}") from None
     if not token:
-        raise PodError(f"{files[0]} is empty: copy the token of the server into it")
+        raise PodError(
+            f"the token file {files[0]} is empty: copy the token of the pod's server into the file"
+        )
     return token

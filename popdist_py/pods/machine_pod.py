@@ -53,8 +53,8 @@ def open_machine(environ: Mapping[str, str]) -> FolderStore:
                 make_pod(root, machine_pod(MACHINE_PARTITION))
         except PodError as error:
             raise PodError(
-                f"{error}; the list of ids in use is kept there: set POPRUN_PODS to a folder that "
-                "can be written, or name no id"
+                f"{error}; the ids of the devices in use are stored in this folder: set "
+                "POPRUN_PODS to a writable folder, or do not select a device by its id"
             ) from None
     store = open_pod(root, MACHINE_PARTITION)
     if not store.partitions():

@@ -99,12 +99,12 @@ class ProgramPod:
         if len(partitions) > 1:
             raise InvalidRequestError(
                 f"pod {self.store.where} has several partitions ({', '.join(names)}): set "
-                f"{_PARTITION} to the name of one"
+                f"{_PARTITION} to the name of one partition"
             )
         if not partitions:
             raise UnknownNameError(
-                f"pod {self.store.where} has no partition: make one with poprun-py-pod create "
-                "partition NAME --size IPUS --reconfigurable"
+                f"pod {self.store.where} has no partition: make a partition with poprun-py-pod "
+                "create partition NAME --size IPUS --reconfigurable"
             )
         return partitions[0]
 
@@ -122,8 +122,8 @@ class ProgramPod:
         if gcd and partition.num_gcds > 1:
             if not gcd.isdecimal() or int(gcd) >= partition.num_gcds:
                 raise InvalidRequestError(
-                    f"{_GCD}={gcd}: partition {partition.name} has the GCDs 0 to "
-                    f"{partition.num_gcds - 1}"
+                    f"{_GCD}={gcd}: expected the number of a GCD of partition {partition.name}, "
+                    f"0 to {partition.num_gcds - 1}"
                 )
             size = partition.size // partition.num_gcds
             ipus = ipus[int(gcd) * size : (int(gcd) + 1) * size]
@@ -216,8 +216,9 @@ class ProgramPod:
         fitting = [each for each in offered if len(each.ipus) == size]
         if not fitting:
             raise InvalidRequestError(
-                f"{counted(size, 'IPU')} {are(size)} needed; partition {partition.name} has "
-                f"devices of {_sizes(offered)}: use fewer replicas or IPUs, or a larger partition"
+                f"the program needs a device with {counted(size, 'IPU')}, but partition "
+                f"{partition.name} only has devices with {_sizes(offered)}: use fewer replicas, "
+                "fewer IPUs per replica, or a larger partition"
             )
         if len(fitting) == partition.size // size:
             found = self.store.attach(partition.name, size, self._holder())
@@ -264,15 +265,15 @@ def device_by_id(
         return device
     ids = [each.id for each in offered if len(each.ipus) == size]
     fault = (
-        f"partition {partition.name} has no device {device_id}"
+        f"partition {partition.name} has no device with the id {device_id}"
         if device is None
         else f"device {device_id} of partition {partition.name} has "
-        f"{counted(len(device.ipus), 'IPU')}, and {size} {are(size)} needed"
+        f"{counted(len(device.ipus), 'IPU')}, but {counted(size, 'IPU')} {are(size)} needed"
     )
     raise InvalidRequestError(
-        f"{fault}: its devices of {counted(size, 'IPU')} have the ids {ids[0]} to {ids[-1]}"
+        f"{fault}: its devices with {counted(size, 'IPU')} have the ids {ids[0]} to {ids[-1]}"
         if ids
-        else f"{fault}: it has devices of {_sizes(offered)}"
+        else f"{fault}: the partition only has devices with {_sizes(offered)}"
     )
 
 
@@ -291,7 +292,9 @@ def request_timeout(environ: Mapping[str, str]) -> float:
         seconds = float(text)
         if 0 < seconds < math.inf:
             return seconds
-    raise InvalidRequestError(f"{_TIMEOUT}={text}: expected a number of seconds above 0, as in 120")
+    raise InvalidRequestError(
+        f"{_TIMEOUT}={text}: expected a number of seconds above 0, such as 120"
+    )
 
 
 def _sizes(devices: tuple[Device, ...]) -> str:

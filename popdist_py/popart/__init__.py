@@ -81,7 +81,7 @@ def __getattr__(name: str) -> NoReturn:
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     raise AttributeError(
-        f"popart.{name} is not available: this package has PopART's devices and the values for "
-        "Options._Popart.set(), but no graphs or sessions. Write the model in PyTorch, and wrap it "
-        "with poptorch"
+        f"popart.{name} is not available, because this package contains only PopART's devices and "
+        "the values for Options._Popart.set(): write the model in PyTorch, and wrap the model with "
+        "poptorch"
     )

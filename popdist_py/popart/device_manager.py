@@ -17,6 +17,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from popdist_py.device_numbers import next_power_of_two
+from popdist_py.errors import counted
 from popdist_py.pods.model.pod_errors import InUseError, PodError
 from popdist_py.popart.enumerations import (
     DeviceConnectionType,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 # The number of emulated IPUs that each process has for itself if no pod is configured.
 _NUM_IPUS: Final = 64
-_WAY_OUT: Final = "detach() a device of this program, or wait for another program to end"
+_WAY_OUT: Final = "call detach() on a device of this program, or wait for another program to end"
 
 
 class popart_exception(Exception):
@@ -99,7 +100,8 @@ class DeviceInfo:
         """
         if self.connectionType is DeviceConnectionType.Never:
             raise popart_exception(
-                f"device {self.id} cannot be attached to: its connection type is Never"
+                f"this program cannot attach to device {self.id}, because the connection type of "
+                "the device is Never"
             )
         if self._attached:
             return True
@@ -212,9 +214,10 @@ class DeviceManager:
         raise popart_exception(
             f"Failed to acquire device with {numIpus} IPU(s): "
             + (
-                f"processes hold all {count}; gc-monitor shows the processes: {_WAY_OUT}"
+                f"processes hold all {counted(count, 'device')} of this size, and gc-monitor shows "
+                f"these processes: {_WAY_OUT}"
                 if count
-                else "there is none; gc-info -l lists the devices"
+                else "no device has this size; gc-info -l lists the devices"
             )
         )
 
@@ -233,7 +236,8 @@ class DeviceManager:
         device = next((each for each in offered if each.id == id), None)
         if device is None:
             raise popart_exception(
-                f"Failed to acquire device with id {id}: the ids are {_ids(offered)}"
+                f"Failed to acquire device with id {id}: no device has this id; existing ids: "
+                f"{_ids(offered)}"
             )
         found = self._info(pod, device, connectionType)
         if connectionType is DeviceConnectionType.Always and not found.attach():
@@ -257,8 +261,8 @@ class DeviceManager:
         found = self.tryAcquireDeviceById(id, pattern, connectionType)
         if found is None:
             raise popart_exception(
-                f"Failed to acquire device with id {id}: a process holds it; "
-                f"gc-monitor shows the process: {_WAY_OUT}"
+                f"Failed to acquire device with id {id}: a process holds the device, and "
+                f"gc-monitor shows this process: {_WAY_OUT}"
             )
         return found
 
@@ -339,17 +343,17 @@ def _devices_of_instance() -> Iterator[Device]:
 
 
 def _ids(devices: Sequence[Device]) -> str:
-    """Return the ids of the devices of each size, such as ``0 to 3 with 1 IPU, 4 to 5 with 2``."""
+    """Return the device ids of each size: ``0 to 3 (1 IPU each), 4 to 5 (2 IPUs each)``."""
     by_size = [
         (size, [each.id for each in found])
         for size, found in groupby(devices, key=lambda each: len(each.ipus))
     ]
     return ", ".join(
-        f"{ids[0]} to {ids[-1]} with {size}{' IPU' if size == 1 else ''}" for size, ids in by_size
+        f"{ids[0]} to {ids[-1]} ({counted(size, 'IPU')} each)" for size, ids in by_size
     )
 
 
 def _seconds(call: str, given: float) -> float:
     if not isinstance(given, int | float) or not 0 <= given < math.inf:
-        raise ValueError(f"{call}({given!r}): expected a number of seconds, 0 or more")
+        raise ValueError(f"{call}({given!r}): expected a number of seconds of at least 0")
     return float(given)

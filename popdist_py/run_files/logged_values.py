@@ -36,7 +36,9 @@ def log_values(step: int, values: Mapping[str, float]) -> None:
     except OSError as error:
         _has_failed = True
         logging.getLogger("popdist").warning(
-            "no more values are written to %s: %s; training continues", path, error.strerror
+            "logged values are no longer written to %s (%s); training continues",
+            path,
+            error.strerror,
         )
 
 
@@ -53,7 +55,7 @@ def append_line(path: Path, line: str, most_bytes: int) -> None:
     try:
         size = os.fstat(descriptor).st_size
         if size + len(data) > most_bytes:
-            raise OSError(None, f"the file would exceed {most_bytes >> 20} MiB")
+            raise OSError(None, f"the file has reached its limit of {most_bytes >> 20} MiB")
         if os.write(descriptor, data) < len(data):
             os.ftruncate(descriptor, size)
             raise OSError(None, "the disk is full")

@@ -32,21 +32,21 @@ from popdist_py.timeline.merging import merge_files, recorded_instances
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("timeline.json.gz"),
     show_default=True,
-    help="Where the trace goes; compressed if its name ends with .gz. An earlier trace is replaced,"
-    " a file of another kind is not.",
+    help="The file for the trace. The trace is compressed if the name ends with .gz. An existing "
+    "trace is replaced; a file of another kind is an error.",
 )
 def main(folders: tuple[Path, ...], output: Path) -> None:
-    """Merge the spans that the attempts of a job have left in runs/NAME/attempt-N/spans."""
+    """Merge the spans of a job's attempts, which are in the folders runs/NAME/attempt-N/spans."""
     if holds_another_kind(output, TRACE_BEGINNINGS):
         raise click.UsageError(
-            f"--output {output}: the file exists and is not a timeline: name another file, or "
-            "remove it"
+            f"--output {output}: this existing file is not a timeline: give another file, or "
+            "remove this file"
         )
     has_replaced = output.is_file()
     try:
         merged = merge_files(recorded_instances(folders), output)
     except OSError as error:
-        sys.exit(f"{output}: {error.strerror}")
+        sys.exit(f"the trace {output} cannot be written: {error.strerror}")
     for trouble in merged.troubles:
         click.echo(trouble, err=True)
     replaced = " (replaced)" if has_replaced else ""

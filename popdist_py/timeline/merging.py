@@ -264,14 +264,17 @@ def _read(path: Path, counts: _Counts) -> Recorded | None:
         counts.troubles.append(f"{path}: {error.strerror}")
         return None
     if recorded is None:
-        counts.troubles.append(f"{path}: no file of spans")
+        counts.troubles.append(f"{path} is not a file with spans of a timeline")
     return recorded
 
 
 def _read_torch(path: Path, ahead: int, counts: _Counts) -> list[Span]:
     try:
         if path.stat().st_size > MAX_TORCH_BYTES:
-            raise ValueError(f"larger than {MAX_TORCH_BYTES >> 20} MiB, left out")
+            raise ValueError(
+                "the file is omitted from the timeline, because it has more than "
+                f"{MAX_TORCH_BYTES >> 20} MiB"
+            )
         spans, left_out = torch_spans(path.read_text(encoding="utf-8", errors="replace"), ahead)
     except OSError as error:
         counts.troubles.append(f"{path}: {error.strerror}")

@@ -178,7 +178,9 @@ class Recorder:
                     self._writer = self._claim()
             except OSError as error:
                 logging.getLogger(__name__).warning(
-                    "the timeline has no spans of process %d: %s", os.getpid(), error.strerror
+                    "the spans of process %d cannot be written and are missing in the timeline: %s",
+                    os.getpid(),
+                    error.strerror,
                 )
             self._is_broken = self._writer is None
             return self._writer

@@ -276,7 +276,9 @@ def _write_own(prefix: Path, path: Path, pid: int) -> None:
         merge_files([instance], path)
         instance.remove_files()
     except OSError as error:
-        logging.getLogger(__name__).warning("%s cannot be written: %s", path, error.strerror)
+        logging.getLogger(__name__).warning(
+            "the timeline %s cannot be written: %s", path, error.strerror
+        )
 
 
 def _begin_as_asked(environ: Mapping[str, str]) -> None:
@@ -291,7 +293,9 @@ def _begin_as_asked(environ: Mapping[str, str]) -> None:
             record(wanted.get("directory") or ".")
     except (ValueError, AttributeError, TypeError, OSError) as error:
         logging.getLogger(__name__).warning(
-            "PVTI_OPTIONS=%r records nothing: %s", environ["PVTI_OPTIONS"], error
+            "PVTI_OPTIONS=%r is invalid, so no timeline is recorded: %s",
+            environ["PVTI_OPTIONS"],
+            error,
         )
 
 

@@ -39,7 +39,7 @@ def torch_spans(text: str, wall_minus_monotonic: int) -> tuple[list[Span], int]:
         base = int(document.get("baseTimeNanoseconds", 0)) - wall_minus_monotonic
         found = list(_complete(events, base))
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"no trace of torch.profiler: {error!r}") from None
+        raise ValueError(f"the file is not a trace of torch.profiler: {error!r}") from None
     return found[:MAX_TORCH_SPANS], max(0, len(found) - MAX_TORCH_SPANS)
 
 

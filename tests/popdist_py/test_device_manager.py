@@ -45,10 +45,11 @@ def test_always_attaches_at_once(pod, manager):
     assert held(pod) == [(0, 1), (2, 3)]
     assert manager.tryAcquireAvailableDevice(1) is None
     with pytest.raises(
-        popart.popart_exception, match=r"1 IPU\(s\): processes hold all 4; .*: detach\(\) a"
+        popart.popart_exception,
+        match=r"1 IPU\(s\): processes hold all 4 devices .*: call detach\(\) on a",
     ):
         manager.acquireAvailableDevice()
-    with pytest.raises(popart.popart_exception, match=r"8 IPU\(s\): there is none"):
+    with pytest.raises(popart.popart_exception, match=r"8 IPU\(s\): no device has this size"):
         manager.acquireAvailableDevice(8)
     first.detach()
     first.detach()
@@ -63,12 +64,12 @@ def test_by_id(pod, manager):
     assert held(pod) == [(2, 3)]
     assert manager.tryAcquireDeviceById(3) is None
     with pytest.raises(
-        popart.popart_exception, match=r"id 6: a process holds it; .*, or wait for an"
+        popart.popart_exception, match=r"id 6: a process holds the device, .*, or wait for an"
     ):
         manager.acquireDeviceById(6)
     with pytest.raises(
         popart.popart_exception,
-        match="id 7: the ids are 0 to 3 with 1 IPU, 4 to 5 with 2, 6 to 6 with 4",
+        match=r"id 7: .*: 0 to 3 \(1 IPU each\), 4 to 5 \(2 IPUs each\), 6 to 6 \(4 IPUs each\)",
     ):
         manager.acquireDeviceById(7)
 
@@ -103,7 +104,7 @@ def test_on_demand_waits_as_long_as_the_time_out_says(pod, manager, monkeypatch)
     first.setOnDemandAttachTimeout(0.02)
     assert not first.attach()
     for wrong in (-1, float("nan"), "soon"):
-        with pytest.raises(ValueError, match="expected a number of seconds, 0 or more"):
+        with pytest.raises(ValueError, match="expected a number of seconds of at least 0"):
             manager.setOnDemandAttachTimeout(wrong)
 
 

@@ -64,7 +64,7 @@ class ServerProcess:
             self.process.kill()
             pytest.fail(f"the server did not start: {line}{self.process.communicate()[1]}")
         self.first_line = line
-        self.url = "http://" + line.partition(" at http://")[2].partition(";")[0]
+        self.url = "http://" + line.partition(" at http://")[2].partition(" (")[0]
         self.port = int(self.url.rpartition(":")[2])
 
     def end(self, number):

@@ -15,7 +15,7 @@ _PART_BYTES: Final = 1 << 20
 # A number above this limit is not a model's figure, and quotients of such numbers might be
 # infinite.
 _MOST: Final = 1e18
-_NOT_A_REPORT: Final = "it is not a report that --json has written"
+_NOT_A_REPORT: Final = "the file is not a report that python -m popdist_py.ipu --json has written"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def read_saved_reports(path: Path) -> SavedReports:
     try:
         document = json.loads(text.decode())
     except (ValueError, RecursionError):
-        raise ValueError(f"{_NOT_A_REPORT}: its text is not JSON") from None
+        raise ValueError(f"{_NOT_A_REPORT}: the text of the file is not JSON") from None
     return saved_reports(document, path.name)
 
 

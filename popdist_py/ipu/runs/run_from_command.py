@@ -155,11 +155,16 @@ def _micro_batches(options: CommandOptions, stages: int) -> tuple[int, int]:
     else:
         given, name = options.accumulation, "--accumulation"
     if given is not None and given < least:
-        raise ValueError(f"{name} is {given}: a pipeline of {stages} stages needs {least} at least")
+        raise ValueError(
+            f"{name} is {given}: expected at least {least} for a pipeline of {stages} stages"
+        )
     filling = given or least
     if options.inference:
         if (options.accumulation or 1) > 1:
-            raise ValueError("--accumulation is for training: inference has no weight updates")
+            raise ValueError(
+                "--accumulation can only be used for training, because inference has no weight "
+                "updates: omit --accumulation or --inference"
+            )
         return 1, filling
     return filling, options.device_iterations or 1
 
@@ -184,7 +189,10 @@ def _placement(graph: Graph, options: CommandOptions) -> Placement:
     if ipu_of is None:
         ipus = _ipus_of_stages([(module, ipu if at else None) for module, at, ipu in parts])
     elif any(at for _, at, _ in parts):
-        raise ValueError(f"--split gives an IPU with @: --strategy {options.strategy} chooses it")
+        raise ValueError(
+            f"--split cannot give an IPU with @, because --strategy {options.strategy} chooses the "
+            "IPUs: give --split only the names of modules"
+        )
     else:
         ipus = list(map(ipu_of, range(len(starts) + 1)))
     stages = (bisect_right(starts, index) for index in range(len(graph.operations)))
@@ -211,8 +219,8 @@ def _ipus_of_stages(given: Sequence[tuple[str, str | None]]) -> list[int]:
         if word not in map(str, allowed):
             numbers = ", ".join(map(str, allowed))
             raise ValueError(
-                f"--split gives {module}@{word}, which is not an IPU of that stage: expected one "
-                f"of {numbers}"
+                f"--split gives {module}@{word}: the stage that begins with {module} cannot run on "
+                f"IPU {word}; expected one of {numbers} after the @"
             )
         ipus.append(int(word))
     return ipus
@@ -232,7 +240,7 @@ def _stage_starts(graph: Graph, modules: Sequence[str]) -> list[int]:
     for number, module in enumerate(modules):
         entrances = _entrances(graph, module)
         if module in modules[:number]:
-            raise ValueError(f"--split gives {module} twice: give each module once")
+            raise ValueError(f"--split gives the module {module} twice: give each module once")
         before = starts[-1] if starts else 0
         start = next((index for index in entrances if index > before), None)
         is_wrong = _contains(module, modules[number - 1]) if starts else entrances[0] == 0
@@ -257,17 +265,20 @@ def _split_problem(
     module = modules[number]
     if not number:
         return (
-            f"--split begins with {module}, with which the model begins, so that the first IPU has "
-            "nothing to run: leave it out"
+            f"--split cannot contain {module}, because the model begins with this module, and the "
+            f"first IPU would have no operations: remove {module} from --split"
         )
     earlier = modules[number - 1]
     if first == before:
-        return f"{earlier} and {module} of --split begin with the same operation: leave one out"
+        return (
+            f"--split gives the modules {earlier} and {module}, which begin with the same "
+            "operation: remove one of these modules"
+        )
     entrance = {each: _entrances(graph, each)[0] for each in modules}
     ordered = sorted((each for each in modules if entrance[each]), key=entrance.__getitem__)
     return (
-        f"--split gives {module} after {earlier}, but {module} runs before it: expected the order "
-        f"in which they run, {','.join(ordered)}"
+        f"--split gives {module} after {earlier}, but {module} runs before {earlier}: give the "
+        f"modules in execution order, {','.join(ordered)}"
     )
 
 
@@ -285,8 +296,8 @@ def _entrances(graph: Graph, module: str) -> list[int]:
 def _check_proportions(given: Sequence[float], ipus: int) -> None:
     if len(given) not in (1, ipus):
         raise ValueError(
-            f"--available-memory-proportion gives {len(given)} shares for "
-            f"{counted(ipus, 'IPU')}: expected one for all IPUs, or one for each"
+            f"--available-memory-proportion gives {counted(len(given), 'number')} for "
+            f"{counted(ipus, 'IPU')}: expected one number for all IPUs, or one number for each IPU"
         )
 
 
@@ -331,4 +342,6 @@ def _first_of(graph: Graph, module: str) -> str:
         (name for name in known if name.endswith(f".{module}")), key=lambda name: name.count(".")
     )
     close = inner[:3] or get_close_matches(module, known) or list(known)[:3]
-    raise ValueError(f"the forward runs no module {module}; there is {', '.join(close)}")
+    raise ValueError(
+        f"the forward pass runs no module named {module}; existing modules: {', '.join(close)}"
+    )

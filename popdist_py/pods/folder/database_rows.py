@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
+from popdist_py.pods.folder.file_names import DATABASE, MOVE_AWAY
 from popdist_py.pods.folder.pod_file import pod_of
 from popdist_py.pods.model.pod_errors import DamagedError
 from popdist_py.pods.model.pod_parts import (
@@ -41,7 +42,9 @@ def read_pod_text(text: str) -> Pod:
     try:
         return pod_of(json.loads(text), "the pod's database")
     except (ValueError, AttributeError, TypeError, RecursionError):
-        raise DamagedError("the text of the pod in its database is invalid") from None
+        raise DamagedError(
+            f"the pod's database {DATABASE} contains an invalid description of the pod: {MOVE_AWAY}"
+        ) from None
 
 
 @functools.lru_cache(maxsize=8)
@@ -71,7 +74,10 @@ def read_partitions(
             for row in rows
         )
     except (KeyError, ValueError) as error:
-        raise DamagedError(f"the pod's database has a partition of unknown {error}") from None
+        raise DamagedError(
+            f"the pod's database {DATABASE} contains a partition with an unknown IPU or value "
+            f"({error}): {MOVE_AWAY}"
+        ) from None
 
 
 def _partition(row: sqlite3.Row, ipus: tuple[Ipu, ...], now: float) -> Partition:

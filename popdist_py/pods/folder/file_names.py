@@ -11,6 +11,10 @@ POD_FILE: Final = "pod.toml"
 DATABASE: Final = "pod.sqlite"
 # SQLite's write-ahead log. If a process was killed, the log contains the last changes.
 DATABASE_LOG: Final = f"{DATABASE}-wal"
+# The remedy for a damaged database, for error messages.
+MOVE_AWAY: Final = (
+    f"move {DATABASE} and {DATABASE_LOG} to another folder to start with an empty database"
+)
 # The folder with one locked file for each process that holds IPUs.
 HOLDERS: Final = "holders"
 # The file with the token that clients send to the pod's server.

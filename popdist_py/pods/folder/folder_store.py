@@ -140,8 +140,8 @@ class FolderStore:
             partitions = self._partitions(connection)
             if request.name in {each.name for each in partitions}:
                 raise NameTakenError(
-                    f"there is a partition {request.name} already: choose another name, "
-                    "or remove it first"
+                    f"a partition named {request.name} already exists: choose another name, or "
+                    "remove that partition first"
                 )
             now = time.time()
             made = place_partition(
@@ -183,8 +183,8 @@ class FolderStore:
             if not force:
                 if partition.owner != self.user:
                     raise NotAllowedError(
-                        f"partition {name} belongs to {partition.owner}, not {self.user}: "
-                        "ask them, or force it"
+                        f"partition {name} belongs to user {partition.owner}, not to {self.user}: "
+                        f"ask {partition.owner} to remove the partition, or remove it with --force"
                     )
                 _refuse_held(name, database_rows.read_attachments(connection, name), "removed")
             connection.execute("DELETE FROM partitions WHERE name = ?", (name,))
@@ -204,7 +204,8 @@ class FolderStore:
             users = [each.name for each in pod.allocations if each.cluster == name]
             if users:
                 raise InUseError(
-                    f"cluster {name} has the allocations {', '.join(users)}: remove them first"
+                    f"cluster {name} has the allocations {', '.join(users)}: remove these "
+                    "allocations first"
                 )
             left = tuple(each for each in pod.clusters if each.name != name)
             _set_pod(connection, replace(pod, clusters=left))
@@ -224,7 +225,8 @@ class FolderStore:
             users = [each.name for each in self._partitions(connection) if each.allocation == name]
             if users:
                 raise InUseError(
-                    f"allocation {name} has the partitions {', '.join(users)}: remove them first"
+                    f"allocation {name} has the partitions {', '.join(users)}: remove these "
+                    "partitions first"
                 )
             left = tuple(each for each in pod.allocations if each.name != name)
             _set_pod(connection, replace(pod, allocations=left))
@@ -273,7 +275,10 @@ class FolderStore:
                 (time.monotonic() + seconds, attachment_id),
             )
             if done.rowcount == 0:
-                raise UnknownNameError("this holder's IPUs were freed: attach again")
+                raise UnknownNameError(
+                    "the lease of these IPUs has ended, so other processes may use the IPUs: "
+                    "attach the IPUs again"
+                )
 
     def renew_all(self, seconds: float) -> None:
         """Set the end of all leases to ``seconds`` from now.
@@ -365,22 +370,28 @@ class FolderStore:
         partition = self._partition(connection, name)
         if partition.state is PartitionState.ERROR:
             raise InvalidRequestError(
-                f"partition {name} is in the state ERROR ({partition.error}): reset it"
+                f"partition {name} is in the state ERROR ({partition.error}): reset the partition "
+                f"with poprun-py-pod reset partition {name}"
             )
         held = database_rows.read_attachments(connection, name)
         chosen = free_ipus(partition, num_ipus, database_rows.taken_ipus(held), ipus)
         if partition.state is PartitionState.PENDING:
             raise InUseError(
-                f"partition {name} is {partition.state}, {partition.operation}: try again later"
+                f"partition {name} is not ready yet (state {partition.state}, operation "
+                f"{partition.operation}): try again later"
             )
         if not chosen:
             free = partition.size - len(database_rows.taken_ipus(held))
             count = num_ipus if ipus is None else len(ipus)
             names = f"{plural('IPU', count)} {ipu_list(ipus or ())}"
+            fault = (
+                f"partition {name} does not have a free group of {counted(count, 'IPU')}"
+                if ipus is None
+                else f"{names} of partition {name} {are(count)} in use"
+            )
             raise InUseError(
-                f"{counted(count, 'IPU') if ipus is None else names} of partition {name} "
-                f"{are(count)} not free{' together' if count > 1 else ''} ({free} of "
-                f"{partition.size} {are(free)} free); {_holders(held)}: wait for them, or end them"
+                f"{fault} ({free} of {partition.size} IPUs {are(free)} free): wait for the "
+                f"processes that hold the IPUs, or end these processes; {_holders(held)}"
             )
         return Attachment(
             id=secrets.token_hex(16),
@@ -399,18 +410,22 @@ def _refuse_held(name: str, held: Sequence[Attachment], done: str) -> None:
     if held:
         # The message says that the removal of a partition can be forced. A process on another host
         # may have ended while the server was stopped. The IPUs of that process are still attached.
-        force = ", or force it" if done == "removed" else ""
-        ways = f"wait for the holders{',' if force else ', or'} end them{force}"
-        raise InUseError(f"{ways}: partition {name} cannot be {done}; {_holders(held)}")
+        force = ", or use --force" if done == "removed" else ""
+        end = f"{'' if force else 'or '}end these processes{force}"
+        raise InUseError(
+            f"wait for the processes that hold the IPUs of partition {name}, {end}: the partition "
+            f"cannot be {done} while its IPUs are in use; {_holders(held)}"
+        )
 
 
 def _holders(held: Sequence[Attachment]) -> str:
     """Return a text that names the first three holders of IPUs, for an error message."""
     shown = [
         f"{each.holder.program} (process {each.holder.pid} of {each.holder.user} on "
-        f"{each.holder.host}) has {len(each.ipus)}"
+        f"{each.holder.host}) holds {counted(len(each.ipus), 'IPU')}"
         for each in held[:3]
     ]
     more = len(held) - 3
-    rest = [f"{more} more {'has' if more == 1 else 'have'} others"] if more > 0 else []
+    verb = "holds" if more == 1 else "hold"
+    rest = [f"{more} more {plural('process', more)} {verb} IPUs"] if more > 0 else []
     return ", ".join(shown + rest)

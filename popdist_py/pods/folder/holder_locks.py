@@ -17,6 +17,9 @@ from pathlib import Path
 from popdist_py.pods.folder.file_names import HOLDERS
 from popdist_py.pods.model.pod_errors import PodError
 
+# The remedy if a file system does not support locks, for error messages.
+_LOCAL_DISK = "set POPRUN_PODS to a folder on a local disk"
+
 
 def own_locks() -> str:
     """Return a GLOB pattern that matches the names of this process's lock files."""
@@ -44,7 +47,10 @@ class HolderLock:
         """
         with self._guard:
             if self._closed:
-                raise PodError(f"the store of {self._folder.parent} is closed: open another one")
+                raise PodError(
+                    f"this program has already closed the pod in {self._folder.parent}: open the "
+                    "pod again"
+                )
             if self._name is None:
                 self._name, self._descriptor = self._locked_file()
                 _locks.add(self)
@@ -56,7 +62,9 @@ class HolderLock:
             flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
             descriptor = os.open(self._folder / name, flags, 0o600)
         except OSError as error:
-            raise PodError(f"{self._folder} cannot be written: {error.strerror}") from None
+            raise PodError(
+                f"the folder {self._folder} cannot be written: {error.strerror}"
+            ) from None
         try:
             if os.geteuid() == 0:
                 # Root gives the lock file to the pod's owner, who must be able to check the lock.
@@ -67,7 +75,9 @@ class HolderLock:
             os.close(descriptor)
             with contextlib.suppress(OSError):
                 (self._folder / name).unlink()
-            raise PodError(f"{self._folder} does not support locks: {error.strerror}") from None
+            raise PodError(
+                f"a file in {self._folder} cannot be locked ({error.strerror}): {_LOCAL_DISK}"
+            ) from None
         return name, descriptor
 
     def close(self) -> None:
@@ -121,13 +131,17 @@ def is_alive(folder: Path, name: str) -> bool:
         # The lock of another user's process cannot be checked, so its IPUs are not released.
         return True
     except OSError as error:
-        raise PodError(f"{folder / HOLDERS / name} cannot be read: {error.strerror}") from None
+        raise PodError(
+            f"the lock file {folder / HOLDERS / name} cannot be read: {error.strerror}"
+        ) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError as error:
-        raise PodError(f"{folder / HOLDERS} does not support locks: {error.strerror}") from None
+        raise PodError(
+            f"a file in {folder / HOLDERS} cannot be locked ({error.strerror}): {_LOCAL_DISK}"
+        ) from None
     finally:
         os.close(descriptor)
     return False

@@ -12,10 +12,9 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from popdist_py.pods.folder.file_names import DATABASE, DATABASE_LOG, HOLDERS
+from popdist_py.pods.folder.file_names import DATABASE, DATABASE_LOG, HOLDERS, MOVE_AWAY
 from popdist_py.pods.model.pod_errors import DamagedError, PodError
 
-_ASIDE = f"put it and {DATABASE_LOG} aside to start with an empty database"
 SCHEMA_VERSION = 1
 # The primary keys guarantee that an IPU belongs to at most one partition and has at most one
 # holder.
@@ -83,15 +82,16 @@ def check_folder(folder: Path) -> None:
     try:
         found = folder.stat()
     except OSError as error:
-        raise PodError(f"{folder} is not a pod: {error.strerror}") from None
+        raise PodError(f"the pod's folder {folder} cannot be read: {error.strerror}") from None
     if not folder.is_dir():
-        raise PodError(f"{folder} is not a pod: it is not a folder")
+        raise PodError(f"{folder} is a file, and the folder of a pod was expected")
     if os.geteuid() not in (0, found.st_uid):
         raise PodError(
-            f"{folder} belongs to user {found.st_uid}: use a pod of your own, or a server"
+            f"the pod's folder {folder} belongs to another user (user id {found.st_uid}): use your "
+            "own pod, or the server of that user's pod (poprun-py-pod serve)"
         )
     if found.st_mode & 0o022:
-        raise PodError(f"{folder} can be changed by other users: chmod go-w {folder}")
+        raise PodError(f"other users can change the pod's folder {folder}: run chmod go-w {folder}")
 
 
 def make_database(folder: Path, described: str) -> None:
@@ -110,8 +110,9 @@ def make_database(folder: Path, described: str) -> None:
     # time makes the database before the log.
     if (folder / DATABASE_LOG).exists() and not (folder / DATABASE).exists():
         raise DamagedError(
-            f"{folder / DATABASE} is gone, but {DATABASE_LOG} with its last changes is there: "
-            f"bring it back, or {_ASIDE}"
+            f"the pod's database {folder / DATABASE} is missing, but {DATABASE_LOG} with its last "
+            f"changes exists: restore {DATABASE}, or move {DATABASE_LOG} to another folder to "
+            "start with an empty database"
         )
     partial = folder / f".{DATABASE}.{os.getpid()}-{secrets.token_hex(4)}.partial"
     try:
@@ -190,9 +191,9 @@ def _has_its_size(file: Path) -> bool:
 def _check_version(file: Path, connection: sqlite3.Connection) -> None:
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
-        raise PodError(f"{file} was made by a newer version: install that version")
+        raise PodError(f"{file} was made by a newer version of poprun-py: install that version")
     if version != SCHEMA_VERSION:
-        raise DamagedError(f"{file} is not the database of a pod: {_ASIDE}")
+        raise DamagedError(f"{file} is not the database of a pod: {MOVE_AWAY}")
 
 
 @contextlib.contextmanager
@@ -248,17 +249,22 @@ def _plain_errors(file: Path) -> Iterator[None]:
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CONSTRAINT")):
             raise _damaged(file, str(error)) from None
         if not file.exists():
-            raise PodError(f"{file} does not exist: the pod was removed; make it again") from None
+            raise PodError(
+                f"the pod's database {file} does not exist, because the pod was removed: make the "
+                "pod again"
+            ) from None
         if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-            why = "other processes write to it all the time: try again"
+            why = "other processes were writing to the database for too long: try again"
         elif name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
-            why = f"{error}: make room on its disk, and try again"
+            why = f"{error}: free space on the disk of this file, and try again"
         elif name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
-            why = f"{error}: its folder must be writable"
+            why = f"{error}: make the folder of this file writable"
         else:
             why = str(error)
-        raise PodError(f"{file} cannot be used: {why}") from None
+        raise PodError(f"the pod's database {file} cannot be used: {why}") from None
 
 
 def _damaged(file: Path, why: str) -> DamagedError:
-    return DamagedError(f"{file} is damaged ({why}): nothing was changed; {_ASIDE}")
+    return DamagedError(
+        f"the pod's database {file} is damaged ({why}), and nothing was changed: {MOVE_AWAY}"
+    )

@@ -53,9 +53,9 @@ def read_pod(file: Path) -> Pod:
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise DamagedError(f"{file} is not text in UTF-8") from None
+        raise DamagedError(f"{file} is not UTF-8 text: save the file in UTF-8") from None
     except OSError as error:
-        raise PodError(f"{file} cannot be read: {error.strerror}") from None
+        raise PodError(f"the pod's description {file} cannot be read: {error.strerror}") from None
     return parse_pod(text, str(file))
 
 
@@ -73,7 +73,7 @@ def parse_pod(text: str, source: str) -> Pod:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise DamagedError(f"{source} is not TOML: {error}") from None
+        raise DamagedError(f"{source} is not valid TOML: {error}") from None
     return pod_of(document, source)
 
 

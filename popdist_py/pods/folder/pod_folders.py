@@ -57,7 +57,7 @@ def list_pods(root: Path) -> tuple[str, ...]:
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return ()
     except OSError as error:
-        raise PodError(f"{root} cannot be read: {error.strerror}") from None
+        raise PodError(f"the folder of pods {root} cannot be read: {error.strerror}") from None
     # Folder names that begin with a dot belong to unfinished and removed pods.
     return tuple(
         sorted(
@@ -80,7 +80,10 @@ def make_pod(root: Path, pod: Pod) -> Path:
 
     check_pod(pod)
     if pod.name in _WORDS:
-        raise InvalidRequestError(f"a pod cannot be called {pod.name!r}: choose another name")
+        raise InvalidRequestError(
+            f"the name {pod.name!r} is reserved for the option --pod: choose another name for the "
+            "pod"
+        )
     folder = root / pod.name
     partial = root / f".{pod.name}.{os.urandom(4).hex()}.partial"
     try:
@@ -97,10 +100,10 @@ def make_pod(root: Path, pod: Pod) -> Path:
         # If another pod has this name, rename() fails, because the other pod's folder is not empty.
         if os.path.lexists(folder):
             raise NameTakenError(
-                f"there is a pod {pod.name} already ({folder}): choose another name, "
-                "or remove it first"
+                f"a pod named {pod.name} already exists ({folder}): choose another name, or remove "
+                "that pod first"
             ) from None
-        raise PodError(f"{root} cannot be written: {error.strerror}") from None
+        raise PodError(f"the folder of pods {root} cannot be written: {error.strerror}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
@@ -133,11 +136,14 @@ def remove_pod(root: Path, name: str, *, force: bool = False) -> None:
             names = [each.name for each in store.partitions()]
         if names:
             raise InUseError(
-                f"pod {name} has the partitions {', '.join(names)}: remove them first, or force it"
+                f"pod {name} has the partitions {', '.join(names)}: remove these partitions first, "
+                "or use --force"
             )
     gone = root / f".{name}.{os.urandom(4).hex()}.removed"
     try:
         (root / name).rename(gone)
         shutil.rmtree(gone)
     except OSError as error:
-        raise PodError(f"{root / name} cannot be removed: {error.strerror}") from None
+        raise PodError(
+            f"the pod's folder {root / name} cannot be removed: {error.strerror}"
+        ) from None

@@ -46,7 +46,9 @@ def system_pod(system: str, name: str, hosts: Sequence[str] | None = None) -> Po
             be divided equally among the hosts.
     """
     if system.upper() not in SYSTEMS:
-        raise InvalidRequestError(f"{system!r} is not a system: give {', '.join(SYSTEMS)}")
+        raise InvalidRequestError(
+            f"unknown Graphcore system {system!r}: expected one of {', '.join(SYSTEMS)}"
+        )
     machines, num_ilds = SYSTEMS[system.upper()]
     return _uniform_pod(name, [IPUS_PER_MACHINE] * machines, num_ilds, hosts)
 
@@ -62,7 +64,7 @@ def machine_pod(name: str, num_ipus: int = MACHINE_IPUS) -> Pod:
     """
     if not is_power_of_two(num_ipus) or num_ipus > LINK_DOMAIN_IPUS:
         raise InvalidRequestError(
-            f"a machine cannot have {num_ipus} IPUs: give 1, 2, 4, 8, ... or {LINK_DOMAIN_IPUS}"
+            f"a machine cannot have {num_ipus} IPUs: expected 1, 2, 4, 8, ... or {LINK_DOMAIN_IPUS}"
         )
     each = min(num_ipus, IPUS_PER_MACHINE)
     return _uniform_pod(name, [each] * (num_ipus // each), 1, None)
@@ -74,9 +76,9 @@ def _uniform_pod(
     given = tuple(hosts or (os.uname().nodename or "localhost",))
     if len(given) > len(machines) or len(machines) % len(given) or len(set(given)) < len(given):
         raise InvalidRequestError(
-            f"{counted(len(given), 'host')} cannot share "
-            f"{counted(len(machines), 'IPU-Machine')} equally: give hosts "
-            "once each, and as many as divide the IPU-Machines"
+            f"{counted(len(machines), 'IPU-Machine')} cannot be divided equally among the "
+            f"{counted(len(given), 'host')} {', '.join(given)}: name each host once, and a number "
+            f"of hosts that divides {len(machines)}"
         )
     width = max(2, len(str(len(machines))))
     agents = tuple(

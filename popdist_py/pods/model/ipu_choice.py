@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from popdist_py.device_numbers import LINK_DOMAIN_IPUS
-from popdist_py.errors import counted
+from popdist_py.errors import are, counted
 from popdist_py.pods.model.partition_rules import check_request, num_domains_of
 from popdist_py.pods.model.pod_errors import (
     InvalidRequestError,
@@ -103,8 +103,8 @@ def _asked_allocations(pod: Pod, request: PartitionRequest) -> list[Allocation]:
     allocation = known[request.allocation]
     if request.cluster not in (None, allocation.cluster):
         raise InvalidRequestError(
-            f"allocation {allocation.name} is of cluster {allocation.cluster}, "
-            f"not {request.cluster}: leave the cluster out"
+            f"allocation {allocation.name} belongs to cluster {allocation.cluster}, not to cluster "
+            f"{request.cluster}: name only the allocation"
         )
     return [allocation]
 
@@ -207,7 +207,9 @@ def _refusal(
     """Return the error for a request that the allocations cannot fulfil."""
     if not allocations:
         where = f"cluster {request.cluster}" if request.cluster else f"pod {pod.name}"
-        return UnknownNameError(f"{where} has no allocation: make one")
+        return UnknownNameError(
+            f"{where} has no allocation: make an allocation with poprun-py-pod create allocation"
+        )
     agents = {agent for allocation in allocations for agent in allocation.agents}
     domains = {(ipu.cluster, ipu.domain) for ipu in all_ipus if ipu.agent in agents}
     most = max(
@@ -217,8 +219,8 @@ def _refusal(
     where = ", ".join(allocation.name for allocation in allocations)
     if request.num_ilds is not None and request.num_ilds > most:
         return InvalidRequestError(
-            f"partition {request.name} asks for {counted(request.num_ilds, 'IPU-Link domain')} and "
-            f"allocation {where} has {most}: ask for {most} or fewer"
+            f"partition {request.name} needs {counted(request.num_ilds, 'IPU-Link domain')}, but "
+            f"the largest number in allocation {where} is {most}: ask for {most} or fewer"
         )
     total = sum(ipu.agent in agents for ipu in all_ipus)
     free = sum(ipu.agent in agents and (ipu.agent, ipu.number) not in taken for ipu in all_ipus)
@@ -228,19 +230,20 @@ def _refusal(
         for domain in _domains(allocation, all_ipus).values()
     )
     holders = ", ".join(
-        f"{each.name} of {each.owner} has {each.size}"
+        f"partition {each.name} of user {each.owner} has {counted(each.size, 'IPU')}"
         for each in partitions
         if any(ipu.agent in agents for ipu in each.ipus)
     )
-    asked = f"partition {request.name} asks for {counted(request.size, 'IPU')}"
+    asked = f"partition {request.name} needs {counted(request.size, 'IPU')}"
     if request.num_ilds is not None:
         asked += f" in {counted(request.num_ilds, 'IPU-Link domain')}"
     if holders:
         return NotEnoughIpusError(
-            f"ask for fewer, or remove a partition: {asked}; allocation {where} has {free} of "
-            f"{total} free, the largest group {largest}; {holders}"
+            f"ask for fewer IPUs, or remove a partition: {asked}, but in allocation {where} {free} "
+            f"of {counted(total, 'IPU')} {are(free)} free, and the largest free group has "
+            f"{counted(largest, 'IPU')}; {holders}"
         )
     return NotEnoughIpusError(
-        f"ask for fewer, or use a larger pod: {asked}; allocation {where} has {total}, the largest "
-        f"group {largest}"
+        f"ask for fewer IPUs, or use a larger pod: {asked}, but allocation {where} has "
+        f"{counted(total, 'IPU')}, and its largest group has {counted(largest, 'IPU')}"
     )

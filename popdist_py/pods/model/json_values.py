@@ -34,7 +34,7 @@ def encode(value: object) -> bytes:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return text.encode()
     except ValueError as error:
-        raise InvalidRequestError(f"this cannot be sent as JSON: {error}") from None
+        raise InvalidRequestError(f"a value cannot be encoded as JSON: {error}") from None
 
 
 def decode(body: bytes) -> object:
@@ -50,9 +50,13 @@ def decode(body: bytes) -> object:
     except InvalidRequestError:
         raise
     except RecursionError:
-        raise InvalidRequestError("the body nests too deeply") from None
+        raise InvalidRequestError(
+            "the JSON body contains too many levels of nested arrays or objects"
+        ) from None
     except ValueError as error:  # not UTF-8, not JSON, or an integer with thousands of digits
-        raise InvalidRequestError(f"the body is not JSON in UTF-8: {error}") from None
+        raise InvalidRequestError(
+            f"the body of the HTTP message is not JSON in UTF-8: {error}"
+        ) from None
 
 
 def to_json(value: object) -> Any:
@@ -121,11 +125,11 @@ def _text(value: object, name: str) -> str:
         raise _wrong(name, value, "text")
     if len(value) > _MOST_CHARACTERS:
         raise InvalidRequestError(
-            f"{name} has {len(value)} characters; at most {_MOST_CHARACTERS} are accepted"
+            f"{name} has {len(value)} characters: expected at most {_MOST_CHARACTERS} characters"
         )
     # A JSON text can contain unpaired surrogates, which files and terminals do not accept.
     if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
-        raise _wrong(name, value, "text without NUL and lone surrogates")
+        raise _wrong(name, value, "text without NUL characters and unpaired surrogates")
     return value
 
 
@@ -139,7 +143,7 @@ def read_fields(
     for field in value:
         if field not in kinds:
             raise InvalidRequestError(
-                f"{name}: unknown field {_shown(field)}; accepted are: {accepted}"
+                f"{name} has the unknown field {_shown(field)}; the known fields are: {accepted}"
             )
     found = {}
     for field, kind in kinds.items():
@@ -148,7 +152,9 @@ def read_fields(
         elif field in defaults:
             found[field] = defaults[field]
         else:
-            raise InvalidRequestError(f"{name}.{field} is missing; fields are: {accepted}")
+            raise InvalidRequestError(
+                f"the field {name}.{field} is missing; the fields of {name} are: {accepted}"
+            )
     return found
 
 
@@ -164,7 +170,7 @@ def _shape(kind: type) -> tuple[dict[str, Any], dict[str, object]]:
 
 
 def _wrong(name: str, value: object, wanted: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{name} is {_shown(value)}; {wanted} is accepted")
+    return InvalidRequestError(f"{name} is {_shown(value)}: expected {wanted}")
 
 
 def _shown(value: object) -> str:
@@ -181,10 +187,10 @@ def _without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, value in pairs:
         if name in found:
-            raise InvalidRequestError(f"the field {_shown(name)} stands twice in one object")
+            raise InvalidRequestError(f"the field {_shown(name)} occurs twice in one JSON object")
         found[name] = value
     return found
 
 
 def _refuse_constant(name: str) -> object:
-    raise InvalidRequestError(f"{name} is not a number of JSON")
+    raise InvalidRequestError(f"{name} is not a valid number in JSON")

@@ -30,8 +30,8 @@ def check_name(what: str, name: str) -> None:
     """
     if not _NAME.fullmatch(name):
         raise InvalidRequestError(
-            f"{what} {name!r} is not a valid name: give up to 64 letters, digits, '-', '_' and "
-            "'.', a letter or digit first"
+            f"the {what} name {name!r} is invalid: expected 1 to 64 letters, digits, '-', '_' and "
+            "'.', beginning with a letter or digit"
         )
 
 
@@ -57,25 +57,25 @@ def check_request(request: PartitionRequest) -> None:
     _check_power("number of GCDs", gcds)
     if gcds > size:
         raise InvalidRequestError(
-            f"{gcds} GCDs are more than the partition's {counted(size, 'IPU')}"
+            f"a partition of {counted(size, 'IPU')} cannot have {gcds} GCDs: ask for at most {size}"
         )
     if ilds is not None:
         _check_power("number of IPU-Link domains", ilds)
         if ilds > size:
             raise InvalidRequestError(
-                f"{ilds} IPU-Link domains are more than the partition's {counted(size, 'IPU')}"
+                f"a partition of {counted(size, 'IPU')} cannot have {ilds} IPU-Link domains: ask "
+                f"for at most {size}"
             )
         if size // ilds > LINK_DOMAIN_IPUS:
             raise InvalidRequestError(
-                f"{size} IPUs in {counted(ilds, 'IPU-Link domain')} are {size // ilds} in each: "
-                "at most "
-                f"{LINK_DOMAIN_IPUS} belong to one; ask for {size // LINK_DOMAIN_IPUS} or more"
+                f"{size} IPUs do not fit into {counted(ilds, 'IPU-Link domain')}: a domain has at "
+                f"most {LINK_DOMAIN_IPUS} IPUs; ask for {size // LINK_DOMAIN_IPUS} or more domains"
             )
     if replicas is not None and (replicas < 1 or replicas % gcds or size % replicas):
         raise InvalidRequestError(
             f"{counted(replicas, 'replica')} cannot be combined with {counted(gcds, 'GCD')} and "
-            f"{counted(size, 'IPU')}: the GCDs must "
-            "divide the replicas, and the replicas the IPUs"
+            f"{counted(size, 'IPU')}: the number of replicas must be a multiple of the number of "
+            "GCDs, and must divide the number of IPUs"
         )
     if request.reconfigurable:
         _check_reconfigurable(request)
@@ -84,17 +84,18 @@ def check_request(request: PartitionRequest) -> None:
 def _check_reconfigurable(request: PartitionRequest) -> None:
     if request.num_gcds != 1:
         raise InvalidRequestError(
-            f"a reconfigurable partition has 1 GCD, not {request.num_gcds}: leave them out"
+            f"a reconfigurable partition has 1 GCD, not {request.num_gcds}: omit the number of GCDs"
         )
     if request.size > LINK_DOMAIN_IPUS or request.num_ilds not in (None, 1):
         raise InvalidRequestError(
-            f"a reconfigurable partition lies in 1 IPU-Link domain and has up to "
-            f"{LINK_DOMAIN_IPUS} IPUs, not {request.size} in {request.num_ilds or 'several'}"
+            f"a reconfigurable partition has at most {LINK_DOMAIN_IPUS} IPUs in 1 IPU-Link domain, "
+            f"not {request.size} IPUs in {request.num_ilds or 'several'} domains: reduce the "
+            "request, or make a partition that is not reconfigurable"
         )
     if request.sync_type not in (None, SyncType.C2_COMPATIBLE):
         raise InvalidRequestError(
             f"a reconfigurable partition has the sync type {SyncType.C2_COMPATIBLE} "
-            f"(c2-compatible), not {request.sync_type}: leave it out"
+            f"(c2-compatible), not {request.sync_type}: omit the sync type"
         )
 
 
@@ -102,7 +103,10 @@ def _check_power(what: str, number: int) -> None:
     if not is_power_of_two(number):
         lower = 1 << max(number.bit_length() - 1, 0)
         near = "1" if number < 1 else f"{lower} or {2 * lower}"
-        raise InvalidRequestError(f"{what} {number} is not a power of two: give {near}, say")
+        raise InvalidRequestError(
+            f"the {what} is {number}, which is not a power of two: give a power of two, such as "
+            f"{near}"
+        )
 
 
 def num_domains_of(request: PartitionRequest, domain_ipus: int) -> int:
@@ -174,7 +178,8 @@ def free_ipus(
     if num_ipus > partition.size:
         raise NotEnoughIpusError(
             "ask for fewer IPUs, or make a larger partition: "
-            f"partition {partition.name} has {counted(partition.size, 'IPU')}, not {num_ipus}"
+            f"partition {partition.name} has {counted(partition.size, 'IPU')}, but {num_ipus} IPUs "
+            "were requested"
         )
     for start in range(0, partition.size, num_ipus):
         group = range(start, start + num_ipus)
@@ -186,13 +191,13 @@ def free_ipus(
 def _check_named(partition: Partition, num_ipus: int, ipus: tuple[int, ...]) -> None:
     if not ipus or len(set(ipus)) != len(ipus) or len(ipus) != num_ipus:
         raise InvalidRequestError(
-            f"{counted(num_ipus, 'IPU')} asked for and {len(ipus)} named ({ipu_list(ipus)}): "
-            "name each of them once"
+            f"the number of requested IPUs is {num_ipus}, but the given IPU numbers are "
+            f"[{ipu_list(ipus)}]: give the number of each requested IPU once"
         )
     if not all(0 <= ipu < partition.size for ipu in ipus):
         raise InvalidRequestError(
-            f"partition {partition.name} has the IPUs 0 to {partition.size - 1}, "
-            f"not all of {ipu_list(ipus)}"
+            f"the requested IPUs {ipu_list(ipus)} do not all exist: partition {partition.name} has "
+            f"the IPUs 0 to {partition.size - 1}"
         )
 
 

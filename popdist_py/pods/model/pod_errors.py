@@ -90,9 +90,8 @@ def check_known(kind: str, name: str, known: Collection[str], place: str = "") -
         UnknownNameError: ``known`` does not contain ``name``.
     """
     if name not in known:
-        verb = "is" if len(known) < 2 else "are"
         missing = f"there is no {kind} {name!r} {place}".rstrip()
         listed = [*itertools.islice(known, _MAX_LISTED)]
         if len(known) > _MAX_LISTED:
             listed.append("...")
-        raise UnknownNameError(f"{missing}: there {verb} {', '.join(listed) or 'none'}")
+        raise UnknownNameError(f"{missing}; existing {kind}s: {', '.join(listed) or 'none'}")

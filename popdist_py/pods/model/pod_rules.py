@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from popdist_py.device_numbers import LINK_DOMAIN_IPUS
-from popdist_py.errors import are, counted
+from popdist_py.errors import counted
 from popdist_py.pods.model.partition_rules import check_name, is_power_of_two
 from popdist_py.pods.model.pod_errors import (
     InUseError,
@@ -29,23 +29,29 @@ def check_pod(pod: Pod) -> None:
     for what, seconds in (("create", pod.create_seconds), ("reset", pod.reset_seconds)):
         if not 0 <= seconds <= _MOST_SECONDS:
             raise InvalidRequestError(
-                f"{what}_seconds = {seconds:g} of pod {pod.name}: give 0 to {_MOST_SECONDS:g}"
+                f"{what}_seconds of pod {pod.name} is {seconds:g}: expected 0 to {_MOST_SECONDS:g} "
+                "seconds"
             )
     if not pod.agents:
-        raise InvalidRequestError(f"pod {pod.name} has no agent: give it one")
+        raise InvalidRequestError(f"pod {pod.name} has no agents: add at least one agent")
     names: set[str] = set()
     for agent in pod.agents:
         check_name("agent", agent.name)
         if agent.name in names:
-            raise NameTakenError(f"there are two agents {agent.name}: name each of them once")
+            raise NameTakenError(
+                f"two agents have the name {agent.name}: give each agent its own name"
+            )
         names.add(agent.name)
         # A host is a name, or an IPv4 or IPv6 address.
         if not agent.host or not agent.host.isprintable() or " " in agent.host:
-            raise InvalidRequestError(f"agent {agent.name} has the host {agent.host!r}: name one")
+            raise InvalidRequestError(
+                f"agent {agent.name} has the invalid host {agent.host!r}: expected a host name or "
+                "an IP address"
+            )
         if not is_power_of_two(agent.num_ipus) or agent.num_ipus > LINK_DOMAIN_IPUS:
             raise InvalidRequestError(
-                f"agent {agent.name} has {counted(agent.num_ipus, 'IPU')}: give 1, 2, 4, 8, ... or "
-                f"{LINK_DOMAIN_IPUS}"
+                f"agent {agent.name} has {counted(agent.num_ipus, 'IPU')}: expected 1, 2, 4, 8, "
+                f"... or {LINK_DOMAIN_IPUS}"
             )
     growing = replace(pod, clusters=(), allocations=())
     for cluster in pod.clusters:
@@ -67,7 +73,7 @@ def check_cluster(pod: Pod, cluster: Cluster) -> None:
     """
     check_name("cluster", cluster.name)
     if cluster.name in {each.name for each in pod.clusters}:
-        raise NameTakenError(f"there is a cluster {cluster.name} already: choose another name")
+        raise NameTakenError(f"a cluster named {cluster.name} already exists: choose another name")
     _check_agents("cluster", cluster.name, cluster.agents)
     agents = {agent.name: agent for agent in pod.agents}
     owners = {agent: each.name for each in pod.clusters for agent in each.agents}
@@ -75,19 +81,20 @@ def check_cluster(pod: Pod, cluster: Cluster) -> None:
         check_known("agent", agent, agents, f"in pod {pod.name}")
         if agent in owners:
             raise InUseError(
-                f"agent {agent} belongs to cluster {owners[agent]}: remove that cluster first"
+                f"agent {agent} already belongs to cluster {owners[agent]}: choose another agent, "
+                "or remove that cluster first"
             )
     if cluster.topology not in _TOPOLOGIES:
         raise InvalidRequestError(
-            f"cluster {cluster.name} has the topology {cluster.topology!r}: "
-            f"give {' or '.join(_TOPOLOGIES)}"
+            f"cluster {cluster.name} has the unknown topology {cluster.topology!r}: expected "
+            f"{' or '.join(_TOPOLOGIES)}"
         )
     ilds = cluster.num_ilds
     if ilds < 1 or len(cluster.agents) % ilds:
         raise InvalidRequestError(
-            f"{counted(len(cluster.agents), 'agent')} of cluster {cluster.name} "
-            f"{are(len(cluster.agents))} not {counted(ilds, 'equal IPU-Link domain')}: give a "
-            "number that divides the agents"
+            f"the {counted(len(cluster.agents), 'agent')} of cluster {cluster.name} cannot be "
+            f"divided into {counted(ilds, 'equal IPU-Link domain')}: give a number of domains that "
+            f"divides {len(cluster.agents)}"
         )
     each = len(cluster.agents) // ilds
     sizes = [
@@ -97,13 +104,13 @@ def check_cluster(pod: Pod, cluster: Cluster) -> None:
     if len(set(sizes)) > 1:
         raise InvalidRequestError(
             f"the IPU-Link domains of cluster {cluster.name} have {', '.join(map(str, sizes))} "
-            "IPUs: they must be equal"
+            "IPUs: all domains of a cluster must have the same number of IPUs"
         )
     if sizes[0] > LINK_DOMAIN_IPUS:
         raise InvalidRequestError(
-            f"cluster {cluster.name} has {sizes[0]} IPUs in an IPU-Link domain: at most "
-            f"{LINK_DOMAIN_IPUS} belong to one; give {ilds * -(-sizes[0] // LINK_DOMAIN_IPUS)} "
-            "domains or more"
+            f"cluster {cluster.name} has {sizes[0]} IPUs in each IPU-Link domain, but a domain has "
+            f"at most {LINK_DOMAIN_IPUS} IPUs: give the cluster "
+            f"{ilds * -(-sizes[0] // LINK_DOMAIN_IPUS)} or more domains"
         )
 
 
@@ -120,7 +127,7 @@ def check_allocation(pod: Pod, allocation: Allocation) -> None:
     check_name("allocation", allocation.name)
     if allocation.name in {each.name for each in pod.allocations}:
         raise NameTakenError(
-            f"there is an allocation {allocation.name} already: choose another name"
+            f"an allocation named {allocation.name} already exists: choose another name"
         )
     clusters = {each.name: each for each in pod.clusters}
     check_known("cluster", allocation.cluster, clusters, f"in pod {pod.name}")
@@ -133,6 +140,6 @@ def check_allocation(pod: Pod, allocation: Allocation) -> None:
 
 def _check_agents(what: str, name: str, agents: tuple[str, ...]) -> None:
     if not agents:
-        raise InvalidRequestError(f"{what} {name} has no agents: name one or more")
+        raise InvalidRequestError(f"{what} {name} has no agents: give at least one agent")
     if len(set(agents)) != len(agents):
-        raise InvalidRequestError(f"{what} {name} names an agent twice: name each of them once")
+        raise InvalidRequestError(f"{what} {name} lists an agent twice: list each agent once")

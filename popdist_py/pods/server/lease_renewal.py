@@ -119,9 +119,9 @@ class Renewal:
             with self._lock:
                 self._held.pop(own_id, None)
             logging.getLogger("popdist").warning(
-                "the pod's server no longer has IPUs %s of the partition %s for this job: the "
-                "partition was removed, or the lease was not renewed in time; the job continues "
-                "(%s)",
+                "this job has lost its lease of the IPUs %s of partition %s, because the partition "
+                "was removed or the lease was not renewed in time; the job continues, but other "
+                "jobs may use these IPUs (%s)",
                 ipu_list(lost.ipus), lost.partition, error,
             )  # fmt: skip
             return

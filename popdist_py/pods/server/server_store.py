@@ -84,7 +84,7 @@ class ServerStore:
         self.where = f"http://{self._address}"
         token = token.strip()
         if not re.fullmatch(r"[!-~]+", token):
-            raise NotAllowedError(f"the token for {self.where} {_TOKEN_ADVICE}")
+            raise NotAllowedError(f"the token for the pod server {self.where} {_TOKEN_ADVICE}")
         self.user = own_user() if user is None else user
         self._headers = {
             "Authorization": f"Bearer {token}",
@@ -211,7 +211,10 @@ class ServerStore:
 
     def _ask(self, call: Call[Result], **arguments: Any) -> Result:
         if self._is_closed:
-            raise UnreachableError(f"the connection to {self._address} was closed by this program")
+            raise UnreachableError(
+                f"this program has closed its connection to the pod server {self._address}: open "
+                "the pod again"
+            )
         if self._is_child():
             self._of_parents |= self._renewal.kept_ids()
             self._start_over()
@@ -228,8 +231,8 @@ class ServerStore:
             body = encode(values)
             if len(body) > pod_api.MOST_REQUEST_BYTES:
                 raise InvalidRequestError(
-                    f"{call.name} has {len(body)} bytes; at most {pod_api.MOST_REQUEST_BYTES} are "
-                    "sent"
+                    f"the request {call.name} has {len(body)} bytes, but a request can have at "
+                    f"most {pod_api.MOST_REQUEST_BYTES} bytes"
                 )
         elif values:
             target += f"?{urlencode(values, errors='replace')}"
@@ -280,46 +283,49 @@ class ServerStore:
         """
         try:
             if len(body) > _MOST_ANSWER_BYTES:
-                raise InvalidRequestError(f"more than {_MOST_ANSWER_BYTES >> 20} MiB")
+                raise InvalidRequestError(
+                    f"the answer has more than {_MOST_ANSWER_BYTES >> 20} MiB"
+                )
             said = decode(body)
             if status == 200:
                 result: Result = from_json(call.result, said, call.name)
                 return result
-            error = from_json(pod_api.Refusal, said, "the answer")
+            error = from_json(pod_api.Refusal, said, "answer")
         except InvalidRequestError as problem:
             raise UnreachableError(
-                f"{self._address} answers (HTTP {status}), but not as a server of pods of this "
-                f"version does: {problem}; check the address, and upgrade the older of the two"
+                f"the answer of {self._address} (HTTP {status}) is not the answer of a pod server "
+                f"of this version: {problem}; check the address, and install the same version of "
+                "poprun-py on client and server"
             ) from None
         if error.error == "unknown-call":
             raise UnreachableError(
-                f"{self._address} is a server of pods, but does not know {call.path}: it is of "
-                "another version; upgrade the older of the two"
+                f"the pod server {self._address} does not know {call.path}, because the server has "
+                "another version: install the same version of poprun-py on client and server"
             )
         message = " ".join(error.message.split())
         if status == 401:
-            message = f"the token for {self.where} {_TOKEN_ADVICE}"
+            message = f"the token for the pod server {self.where} {_TOKEN_ADVICE}"
         raise ERRORS.get(error.error, PodError)(message)
 
     def _unreachable(self, error: HTTPError, call: Call[Any], seconds: float) -> UnreachableError:
-        doubt = "; it may have been done" if call.changes else ""
+        doubt = "; the requested change may have been made" if call.changes else ""
         # NewConnectionError is tested first, because it is a subclass of urllib3's TimeoutError.
         if isinstance(error, NewConnectionError):
-            reason = "cannot be reached: " + str(error).rpartition("] ")[2].rstrip(")")
+            reason = f"cannot be reached ({str(error).rpartition('] ')[2].rstrip(')')})"
             doubt = ""
         elif isinstance(error, TimeoutError):
             reason = f"did not answer within {seconds:g} s"
         else:
-            reason = "broke off"
+            reason = "closed the connection without an answer"
         return UnreachableError(
-            f"the pod's server {self._address} {reason}{doubt}: start it there with "
+            f"the pod server {self._address} {reason}{doubt}: start the server on its host with "
             "poprun-py-pod serve, or check host and port (--api-host, --api-port, --pod)"
         )
 
 
 _TOKEN_ADVICE: Final = (
-    "is not the server's: copy the token file of its pod to ~/.config/poprun-py/pod-token, or name "
-    "a copy in POPRUN_POD_TOKEN_FILE"
+    "is wrong: copy the file token from the folder of the server's pod to "
+    "~/.config/poprun-py/pod-token, or set POPRUN_POD_TOKEN_FILE to the path of a copy"
 )
 
 

@@ -32,7 +32,7 @@ def host_and_port(url: str) -> tuple[str, int]:
     port = int(found[2] or DEFAULT_PORT) if found else 0
     if found is None or not 0 < port < 65536:
         raise InvalidRequestError(
-            f"{url!r} is not the address of a pod's server: give http://HOST:PORT, without a user, "
-            "a path or a query"
+            f"{url!r} is not the address of a pod server: expected http://HOST:PORT, without a "
+            "user, a path or a query"
         )
     return found[1], port

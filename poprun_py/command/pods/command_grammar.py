@@ -38,8 +38,8 @@ def _keep(context: click.Context, param: click.Parameter, value: Any) -> Any:
 _GLOBAL_OPTIONS = (
     _GlobalOption(
         "--pod", metavar="WHERE",
-        help="The pod: its name, its folder, or http://HOST:PORT of its server. Unset: "
-        "POPRUN_POD, else the only pod of this machine.",
+        help="The pod to use: its name, its folder, or the URL http://HOST:PORT of its server. "
+        "Unset: the pod that POPRUN_POD names, or else the only pod of this machine.",
     ),
     _GlobalOption("-H", "--api-host", metavar="HOST", help="The host of the pod's server."),
     _GlobalOption(
@@ -127,8 +127,8 @@ class _CommandGroup(PrintedHelp, click.Group):
         """Parse the arguments; without arguments, raise a UsageError that lists the subcommands."""
         if not args and not ctx.resilient_parsing:
             raise click.UsageError(
-                f"expected {'an' if self.member[0] in 'aeiou' else 'a'} {self.member}: "
-                f"one of {', '.join(self.list_commands(ctx))}",
+                f"the {self.member} is missing: expected one of "
+                f"{', '.join(self.list_commands(ctx))}",
                 ctx,
             )
         return super().parse_args(ctx, args)
@@ -149,7 +149,7 @@ class VerbGroup(_CommandGroup):
             return f"; did you mean {_OTHER_VERBS[word]}?"
         groups = (each for each in self.commands.values() if isinstance(each, ObjectGroup))
         if any(group.get_command(ctx, word) for group in groups):
-            return f": a verb comes first, such as list {word}"
+            return f": give a verb before the object, such as list {word}"
         return super().hint(ctx, word)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -32,7 +32,9 @@ _TILES_PER_IPU = 1472
 _TILE_BYTES = 638_976
 _MACHINE_TYPE = "emulated"
 _ALL_PARTITIONS = click.option(
-    "--all-partitions", is_flag=True, help="Show the partitions of all users of the pod."
+    "--all-partitions",
+    is_flag=True,
+    help="Show the partitions of all users of the pod, not only your own.",
 )
 
 
@@ -40,32 +42,49 @@ _ALL_PARTITIONS = click.option(
 
 
 @click.command("gc-info", cls=PrintedHelp, context_settings=CONTEXT)
-@click.option("-l", "--list-devices", is_flag=True, help="List all devices.")
+@click.option(
+    "-l", "--list-devices", is_flag=True, help="List the devices of all shown partitions."
+)
 @click.option("-d", "--device-id", type=int, metavar="ID", help="The id of the device to show.")
 @click.option(
-    "-i", "--device-info", "shows_info", is_flag=True, help="Show the device that -d selects."
+    "-i",
+    "--device-info",
+    "shows_info",
+    is_flag=True,
+    help="Show the properties of the device that -d selects.",
 )
-@click.option("--ipu-arch", is_flag=True, help="Show the architecture of a device.")
-@click.option("--ipu-count", is_flag=True, help="Show the number of IPUs of a device or partition.")
-@click.option("--tile-clock-speed", is_flag=True, help="Show the clock frequency of the tiles.")
+@click.option("--ipu-arch", is_flag=True, help="Show the architecture of the IPUs.")
+@click.option(
+    "--ipu-count",
+    is_flag=True,
+    help="Show the number of IPUs of the device that -d selects, or without -d of the partition.",
+)
+@click.option(
+    "--tile-clock-speed", is_flag=True, help="Show the clock frequency of an IPU's tiles."
+)
 @_ALL_PARTITIONS
 @version_option("-v", "--version")
 def GC_INFO(
     *, list_devices: bool, device_id: int | None, shows_info: bool, ipu_arch: bool,
     ipu_count: bool, tile_clock_speed: bool, all_partitions: bool,
 ) -> None:  # fmt: skip
-    """List the emulated IPUs of this machine, and the processes that hold them.
+    """List the emulated IPUs of this machine, and the processes that hold IPUs.
 
-    The partition "emulated" has the IPUs that any program can take. Each running job of poprun-py
-    has its own partition. -d selects a device of the partition that IPUOF_VIPU_API_PARTITION_ID
-    names, or else of the partition "emulated".
+    Any program can use the IPUs of the partition "emulated". Each running job of poprun-py is
+    listed as its own partition. The option -d selects a device of the partition that
+    IPUOF_VIPU_API_PARTITION_ID names. Without this variable, -d selects a device of the partition
+    "emulated".
 
-    If a pod is configured (poprun-py-pod --help), the IPUs of your partitions are listed. If
-    IPUOF_VIPU_API_PARTITION_ID names a partition, only the IPUs of that partition are listed.
+    If a pod is configured (poprun-py-pod --help), gc-info lists the IPUs of your partitions. If
+    IPUOF_VIPU_API_PARTITION_ID names a partition of the pod, gc-info lists only the IPUs of that
+    partition.
     """
     asks_device = shows_info or ipu_arch or ipu_count or tile_clock_speed
     if not (list_devices or asks_device):
-        raise UsageError("expected one of --list-devices, --device-info and others; see --help")
+        raise UsageError(
+            "an option is missing: expected --list-devices, --device-info, --ipu-arch, --ipu-count "
+            "or --tile-clock-speed"
+        )
     found = find_partitions(os.environ)
     partitions = _selected_partitions(found, all_users=all_partitions)
     if not asks_device and device_id is None:
@@ -74,7 +93,10 @@ def GC_INFO(
     partition = _only_partition(partitions, is_pod=found.where is not None)
     device = _device(partition, device_id)
     if shows_info and device is None:
-        raise UsageError("--device-info: expected a device, --device-id ID; see --list-devices")
+        raise UsageError(
+            "--device-info needs the option --device-id ID; --list-devices lists the ids of all "
+            "devices"
+        )
     if list_devices:
         print_out(device_listing(partitions))
     if shows_info and device is not None:
@@ -91,8 +113,8 @@ def _selected_partitions(found: FoundPartitions, *, all_users: bool) -> list[Par
     """Return the partitions to show; from a pod, only the user's, unless ``all_users`` is set."""
     for launcher in found.silent:
         print_warning(
-            f"the launcher {launcher} does not answer: is it stopped (Ctrl-Z)? The IPUs of its job "
-            "are not shown"
+            f"the IPUs of one job are not shown, because the job's launcher (process {launcher}) "
+            "does not answer; check whether the launcher is suspended (Ctrl-Z)"
         )
     partitions = found.partitions
     if found.where is None:
@@ -100,21 +122,25 @@ def _selected_partitions(found: FoundPartitions, *, all_users: bool) -> list[Par
     wanted = os.environ.get(_PARTITION)
     named = [each for each in partitions if each.name == wanted]
     if wanted and not named:
-        raise UsageError(f"{_PARTITION}={wanted}: the pod {found.where} has {_names(partitions)}")
+        raise UsageError(
+            f"{_PARTITION}={wanted}: expected the name of a partition of the pod {found.where} "
+            f"(existing partitions: {_names(partitions)})"
+        )
     if all_users:
         return [*named, *(each for each in partitions if each not in named)]
     # A partition that stands for a job outside the pod has no owner.
     shown = named or [each for each in partitions if each.owner in ("", found.user)]
     if not shown:
         print_warning(
-            f"the pod {found.where} has no partition of yours: make one with poprun-py-pod create "
-            "partition NAME --size N, or show those of other users with --all-partitions"
+            f"you have no partition in the pod {found.where}: make a partition with poprun-py-pod "
+            "create partition NAME --size N, or show the partitions of other users with "
+            "--all-partitions"
         )
     return shown
 
 
 def _names(partitions: Sequence[PartitionInUse]) -> str:
-    return ", ".join(each.name for each in partitions) or "no partition"
+    return ", ".join(each.name for each in partitions) or "none"
 
 
 def _only_partition(partitions: Sequence[PartitionInUse], *, is_pod: bool) -> PartitionInUse:
@@ -122,7 +148,8 @@ def _only_partition(partitions: Sequence[PartitionInUse], *, is_pod: bool) -> Pa
     wanted = os.environ.get(_PARTITION)
     if is_pod and not wanted and len(partitions) != 1:
         raise UsageError(
-            f"expected the name of a partition in {_PARTITION}; there is {_names(partitions)}"
+            f"set {_PARTITION} to the name of one partition (existing partitions: "
+            f"{_names(partitions)})"
         )
     return next((each for each in partitions if each.name == wanted), partitions[0])
 
@@ -135,8 +162,9 @@ def _device(partition: PartitionInUse, wanted: int | None) -> Device | None:
     if wanted in devices:
         return devices[wanted]
     raise UsageError(
-        f"--device-id {wanted}: the partition {partition.name} has the devices 0 to "
-        f"{max(devices)}; see --list-devices, and name another partition in {_PARTITION}"
+        f"--device-id {wanted}: expected the id of a device of partition {partition.name}, 0 to "
+        f"{max(devices)}; --list-devices lists the devices, and {_PARTITION} selects another "
+        "partition"
     )
 
 
@@ -200,23 +228,27 @@ def _process_text(process: IpuProcess) -> str:
 
 
 @click.command("gc-monitor", cls=PrintedHelp, context_settings=CONTEXT)
-@click.option("--no-card-info", is_flag=True, help="Show only the processes, without the IPUs.")
-@click.option("-j", "--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--no-card-info",
+    is_flag=True,
+    help="Show only the table of processes, without the table of IPUs.",
+)
+@click.option("-j", "--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @_ALL_PARTITIONS
 @version_option("-v", "--version")
 def GC_MONITOR(*, no_card_info: bool, as_json: bool, all_partitions: bool) -> None:
-    """Show the emulated IPUs of this machine, and the processes that hold them now.
+    """Show the emulated IPUs of this machine, and the processes that hold IPUs now.
 
-    The partition "emulated" has the IPUs that any program can take. Each running job of poprun-py
-    has its own partition. If IPUOF_VIPU_API_PARTITION_ID names a partition, only that partition is
-    shown. The command "watch gc-monitor" shows the IPUs repeatedly.
+    Any program can use the IPUs of the partition "emulated". Each running job of poprun-py is
+    shown as its own partition. If IPUOF_VIPU_API_PARTITION_ID names a partition, gc-monitor shows
+    only that partition. The command "watch gc-monitor" updates the output every two seconds.
 
-    If a pod is configured (poprun-py-pod --help), your partitions in the pod are shown.
+    If a pod is configured (poprun-py-pod --help), gc-monitor shows your partitions in the pod.
 
-    The JSON of --json has one field, partitions: a list of objects with the fields name, state,
-    launcher, ipus and processes. Each IPU has the fields id, ipu_number, host, type, clock_mhz and
-    pid (null: no process holds the IPU). Each process has the fields pid,
-    instance, host, command, user, seconds and ipus.
+    The option --json prints a JSON object with the field partitions, a list of objects. Each
+    partition has the fields name, state, launcher, ipus and processes. Each IPU has the fields id,
+    ipu_number, host, type, clock_mhz and pid (null if no process holds the IPU). Each process has
+    the fields pid, instance, host, command, user, seconds and ipus.
     """
     partitions = _selected_partitions(find_partitions(os.environ), all_users=all_partitions)
     named = [each for each in partitions if each.name == os.environ.get(_PARTITION)]

@@ -81,7 +81,9 @@ class ObjectKind(Generic[T]):
         """
         named = {attrgetter("name")(each): each for each in self.find_all(snapshot)}
         if name not in named:
-            hint = nearest(name, named) or f"; list {self.name}s shows all"
+            hint = (
+                nearest(name, named) or f": poprun-py-pod list {self.name}s shows all {self.name}s"
+            )
             raise UnknownNameError(f"there is no {self.name} {name!r}{hint}")
         return named[name]
 
@@ -196,7 +198,7 @@ def _device_totals(devices: Sequence[PlacedIpu]) -> str:
     num_held = sum(each.attachment is not None for each in devices)
     return (
         f"{counted(len(devices), 'IPU')}: {len(devices) - num_taken} free, "
-        f"{num_taken} in partitions, {num_held} of these in use"
+        f"{num_taken} in partitions ({num_held} in use by processes)"
     )
 
 

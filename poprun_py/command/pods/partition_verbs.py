@@ -33,7 +33,7 @@ _WAIT = click.option(
     "--wait",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="Wait until the partition is ACTIVE, at most this long. Unset: do not wait.",
+    help="Wait at most SECONDS until the partition is ACTIVE. Unset: do not wait.",
 )
 
 
@@ -59,42 +59,47 @@ def _sync_type(
 )
 @click.argument("name")
 @click.option(
-    "--size", type=int, required=True, metavar="IPUS", help="The number of IPUs, a power of two."
+    "--size",
+    type=int,
+    required=True,
+    metavar="IPUS",
+    help="The number of IPUs of the partition, a power of two.",
 )
 @click.option(
     "--num-gcds", "--gcds", type=int, default=1, metavar="N", show_default=True,
-    help="The number of graph compilation domains (GCDs), each for one process.",
+    help="The number of graph compilation domains (GCDs). Each process uses one GCD.",
 )  # fmt: skip
 @click.option(
     "--num-ilds", "--num-ipulink-segments", type=int, metavar="N",
-    help="The number of IPU-Link domains to use. Unset: as few as possible.",
+    help="The number of IPU-Link domains of the partition. Unset: as few as possible.",
 )  # fmt: skip
 @click.option(
     "--total-num-replicas", "--gcd-sync-replicas", "num_replicas", type=int, metavar="N",
-    help="The number of replicas of all GCDs together.  [default: the number of GCDs]",
+    help="The total number of replicas in all GCDs.  [default: the number of GCDs]",
 )  # fmt: skip
 @click.option(
     "--reconfigurable", is_flag=True,
-    help="Offer every single IPU and every aligned group of 2, 4, 8, ... as a device.",
+    help="Make a partition in which every IPU, and every aligned group of 2, 4, 8, ... IPUs, is a "
+    "device.",
 )  # fmt: skip
 @click.option(
     "--sync-type", metavar="TYPE", callback=_sync_type,
     shell_complete=completion(lambda _: map(sync_name, SyncType)),
-    help="The sync type: c2-compatible (the default), pod-native-default, ..., or its name in "
-    "V-IPU's protocol.",
+    help="The sync type of the partition, such as c2-compatible (the default) or "
+    "pod-native-default. A name from V-IPU's protocol, such as ST_GS2_DEFAULT, is accepted, too.",
 )  # fmt: skip
 @click.option(
     "--routing", type=click.Choice(_ROUTINGS, case_sensitive=False),
-    help="The expected routing of the IPU-Links. A warning is printed if size and "
-    "topology determine another routing.",
+    help="The expected routing of the IPU-Links. A warning is printed if the size of the "
+    "partition and the topology of the cluster lead to a different routing.",
 )  # fmt: skip
 @click.option(
     "--allocation", shell_complete=known_names(ALLOCATION), metavar="NAME",
-    help="The allocation to take IPUs from.",
+    help="The allocation whose IPUs the partition may use. Unset: any allocation.",
 )  # fmt: skip
 @click.option(
     "--cluster", shell_complete=known_names(CLUSTER), metavar="NAME",
-    help="The cluster to take IPUs from; prefer --allocation.",
+    help="The cluster whose IPUs the partition may use. Prefer the option --allocation.",
 )  # fmt: skip
 @_WAIT
 def create_partition(
@@ -110,9 +115,9 @@ def create_partition(
             actual = ild_routing(partition, store.pod())
             if wanted not in ("DEFAULT", actual):
                 print_warning(
-                    f"partition {partition.name} has the routing {actual}, not {wanted}: its size "
-                    "and its cluster's topology determine the routing; results on emulated IPUs do "
-                    "not depend on it"
+                    f"partition {partition.name} has the routing {actual}, not {wanted}, because "
+                    "the partition's size and its cluster's topology determine the routing; "
+                    "results on emulated IPUs do not depend on the routing"
                 )
         if wait is not None:
             _wait_until_active(store, "create", partition, wait)
@@ -122,7 +127,7 @@ def create_partition(
 @_KNOWN_NAME
 @_WAIT
 def reset_partition(*, name: str, wait: float | None) -> None:
-    """Bring a partition into its initial state. The partition's IPUs must not be in use."""
+    """Reset a partition to its initial state. The partition's IPUs must not be in use."""
     with changed_pod("reset", "partition", name) as store:
         partition = store.reset_partition(name)
         if wait is not None:
@@ -133,12 +138,13 @@ def reset_partition(*, name: str, wait: float | None) -> None:
 @_KNOWN_NAME
 @click.option(
     "--reason", default="failed on request", show_default=True, metavar="TEXT",
-    help="The reason to show in get partition and in the errors of programs.",
+    help="The reason for the state ERROR, which \"get partition\" and error messages show.",
 )  # fmt: skip
 def fail_partition(*, name: str, reason: str) -> None:
-    """Put a partition into the state ERROR, as broken hardware would, to test programs.
+    """Put a partition into the state ERROR, as broken hardware would.
 
-    The command "reset partition" makes the partition usable again.
+    Use this command to test how programs handle the state ERROR. The command "reset partition"
+    makes the partition usable again.
     """
     with changed_pod("fail", "partition", name) as store:
         store.fail_partition(name, reason)
@@ -165,18 +171,18 @@ def _wait_until_active(store: PodStore, verb: str, partition: Partition, seconds
     """
     name = partition.name
     deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS
-    with _progress_line(f"{verb} partition ({name}): waiting until it is ACTIVE"):
+    with _progress_line(f"{verb} partition ({name}): waiting until the partition is ACTIVE"):
         while partition.state is PartitionState.PENDING and time.monotonic() < deadline:
             time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
             pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
             partition = store.partition(name)
     failed = f"{verb} partition ({name}): failed: "
     if partition.state is PartitionState.ERROR:
-        raise RefusedError(f"{failed}it is in the state ERROR: {partition.error}")
+        raise RefusedError(f"{failed}the partition is in the state ERROR: {partition.error}")
     if partition.state is PartitionState.PENDING:
         raise RefusedError(
-            f"{failed}it is still PENDING after {seconds:g} s; wait longer with --wait, or look "
-            f"with poprun-py-pod get partition {name}"
+            f"{failed}the partition is still PENDING after {seconds:g} s: wait longer with --wait, "
+            f"or show the partition's state with poprun-py-pod get partition {name}"
         )
 
 

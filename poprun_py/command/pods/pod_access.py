@@ -62,13 +62,20 @@ def pod_address(given: Mapping[str, Any], environ: Mapping[str, str]) -> str | N
         if pod is not None or environ.get("POPRUN_POD") or not host:
             return pod
     elif pod is not None:
-        raise UsageError("--pod and --api-host or --api-port exclude one another: give one")
+        raise UsageError(
+            "--pod cannot be used together with --api-host or --api-port: give either --pod or the "
+            "server's host and port"
+        )
     host = host or environ.get("VIPU_CLI_API_HOST") or "localhost"
     port = str(port or environ.get("VIPU_CLI_API_PORT") or DEFAULT_PORT)
     if not _HOST.fullmatch(host):
-        raise UsageError(f"--api-host {host!r}: expected a name or an address, without a port")
+        raise UsageError(
+            f"--api-host {host!r}: expected a host name or an IP address, without a port"
+        )
     if not port.isdigit():
-        raise UsageError(f"VIPU_CLI_API_PORT={port}: expected a port, such as {DEFAULT_PORT}")
+        raise UsageError(
+            f"VIPU_CLI_API_PORT={port}: expected a port number, such as {DEFAULT_PORT}"
+        )
     return server_url(host, port)
 
 
@@ -93,8 +100,8 @@ def opened_pod(name: str | None = None) -> Iterator[PodStore]:
     store = _find(_global_options() if name is None else {"pod": name}, _REQUEST_SECONDS)
     if store is None:
         raise StartError(
-            "no pod is configured: name one with --pod WHERE or POPRUN_POD, or make one, such as "
-            "poprun-py-pod create pod lab --type POD16"
+            "no pod is configured: select a pod with --pod WHERE or POPRUN_POD, or make a pod, for "
+            "example with poprun-py-pod create pod lab --type POD16"
         )
     with contextlib.closing(store):
         yield store

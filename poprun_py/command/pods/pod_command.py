@@ -36,10 +36,11 @@ from poprun_py.terminal import command_name, flush_stdout, print_error
 
 _HELP = """Make, show, reset and remove partitions of a pod of emulated IPUs.
 
-Commands have V-IPU's form: VERB OBJECT [NAME] [OPTIONS]. Objects may be singular or plural.
-A pod consists of agents (IPU-Machines attached to hosts), which are joined into clusters. Users
-make partitions of the agents in an allocation, and jobs run on partitions. VERB OBJECT --help
-describes each command.
+Commands have the form of V-IPU's commands: VERB OBJECT [NAME] [OPTIONS]. The OBJECT may be
+singular or plural, such as partition or partitions. A pod consists of agents, which are
+IPU-Machines attached to hosts. A cluster is a set of agents. An allocation is a set of agents of
+one cluster. Users make partitions from the IPUs of an allocation, and each job runs on one
+partition. The option --help after VERB OBJECT describes a command.
 
 \b
 Examples:
@@ -51,7 +52,8 @@ Examples:
   poprun-py --vipu-partition p16 -n 4 --num-replicas 16 train.py
   poprun-py-pod remove partition p16
 
-Exit codes: 0 done, 1 refused, 2 usage, 3 the pod cannot be reached or read.
+Exit codes: 0 if the command succeeded, 1 if the pod refused the request, 2 for wrong usage, and 3
+if the pod cannot be reached or read.
 """
 
 
@@ -73,9 +75,9 @@ _VERBS: tuple[click.Command, ...] = (
         "create", "Make a partition, an allocation, a cluster, or a pod.",
         *(create_partition, create_allocation, create_cluster, create_pod),
     ),
-    ObjectGroup("list", "List all objects of a kind, one line each.", *LIST_VERBS),
+    ObjectGroup("list", "List all objects of one kind, such as all partitions.", *LIST_VERBS),
     ObjectGroup("get", "Show one object in detail.", *GET_VERBS),
-    ObjectGroup("reset", "Bring a partition into its initial state.", reset_partition),
+    ObjectGroup("reset", "Reset a partition to its initial state.", reset_partition),
     ObjectGroup(
         "fail", "Put a partition into the state ERROR, as broken hardware would.", fail_partition
     ),

@@ -35,9 +35,9 @@ HOST: Final = "127.0.0.1"
 SECONDS: Final = 30.0
 
 _NETWORK_ADVICE: Final = (
-    "The server uses plain HTTP, so the token can be read in the network. Let it listen on another "
-    "address than 127.0.0.1 only in a network that you trust. In other networks, connect other "
-    "hosts through a tunnel (ssh -N -L 8090:127.0.0.1:8090 HOST)."
+    "The server uses plain HTTP, so anyone in the network can read the token. Use --host only in a "
+    "network that you trust. In other networks, omit --host, and connect clients through an SSH "
+    "tunnel (ssh -N -L 8090:127.0.0.1:8090 HOST)."
 )
 
 _COULD_NOT_START: Final = 3
@@ -111,7 +111,7 @@ def _only_server(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InUseError(
-                f"{folder} has a server already: use that server, or end it first"
+                f"another server already serves the pod in {folder}: use or end that server"
             ) from None
         yield
     finally:
@@ -127,19 +127,25 @@ def _own_token(folder: Path) -> str:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise DamagedError(f"{path} is not a regular file: remove it, and a new token is made")
+            raise DamagedError(
+                f"the token file {path} is not a regular file: remove it, and start the server "
+                "again to make a new token"
+            )
         if status.st_mode & 0o077:
             raise NotAllowedError(
-                f"other users can read or write {path} (mode {stat.S_IMODE(status.st_mode):04o}): "
-                "remove it, and a new token is made; or, if no other user has read it, chmod 600 it"
+                f"other users can read or write the token file {path} (mode "
+                f"{stat.S_IMODE(status.st_mode):04o}): remove the file, and start the server again "
+                f"to make a new token; if no other user has read the file, chmod 600 {path} "
+                "suffices"
             )
         token = os.read(descriptor, _MAX_TOKEN_CHARACTERS + 1).decode("ascii", "replace").strip()
     finally:
         os.close(descriptor)
     if not 16 <= len(token) <= _MAX_TOKEN_CHARACTERS or not all("!" <= one <= "~" for one in token):
         raise DamagedError(
-            f"{path} holds no token (at least 16 printable characters, no blanks): remove it, and "
-            "a new token is made"
+            f"the token file {path} does not contain a valid token (at least 16 printable "
+            "characters without blanks): remove the file, and start the server again to make a new "
+            "token"
         )
     return token
 
@@ -163,7 +169,7 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         if not 0 <= port < 65536:
-            raise OSError("0 to 65535 is accepted")
+            raise OSError("a port is a number from 0 to 65535")
         family, *_, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
@@ -173,7 +179,7 @@ def listen(host: str, port: int) -> socket.socket:
         reason = reason.partition(" (while")[0]
         raise OSError(
             f"cannot listen on {host}:{port} ({reason}): choose another address with --host and "
-            "--port, or end the program that listens there"
+            "--port, or end the program that uses this address"
         ) from None
 
 
@@ -332,9 +338,9 @@ def _announce(name: str, folder: Path, listener: socket.socket) -> None:
         shown = socket.gethostname()
     tunnel = f"first run ssh -N -L {port}:{shown}:{port} {socket.gethostname()}, and "
     print_error(
-        f"serving the pod {name} at http://{shown}:{port}; clients use "
-        f"--pod http://{shown}:{port}; on other hosts {tunnel if is_here else ''}copy "
-        f"{folder / TOKEN_FILE} to ~/.config/poprun-py/pod-token"
+        f"serving the pod {name} at http://{shown}:{port} (clients use --pod "
+        f"http://{shown}:{port}). On other hosts, {tunnel if is_here else ''}copy "
+        f"{folder / TOKEN_FILE} to ~/.config/poprun-py/pod-token."
     )
     if not is_here:
         print_error(f"warning: {_NETWORK_ADVICE}")

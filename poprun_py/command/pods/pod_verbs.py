@@ -54,11 +54,13 @@ def _names(text: str | None) -> tuple[str, ...]:
 )  # fmt: skip
 @click.option(
     "--topology", type=click.Choice(["mesh", "torus"]), default="mesh", show_default=True,
-    help="The topology of the IPU-Links in a domain; a torus closes the loop.",
+    help="The topology of the IPU-Links in each IPU-Link domain. A torus also connects the ends of "
+    "the mesh.",
 )  # fmt: skip
 @click.option(
     "--cluster-topology", type=click.Choice(["line", "looped"]), default="line",
-    show_default=True, help="The topology of the GW-Links between domains; looped is a ring.",
+    show_default=True,
+    help="The topology of the GW-Links between IPU-Link domains. A looped line is a ring.",
 )  # fmt: skip
 def create_cluster(
     *, name: str, agents: str | None, num_ilds: int, topology: str, cluster_topology: str
@@ -112,8 +114,11 @@ def create_allocation(*, name: str, cluster: str | None, agents: str | None) -> 
         snapshot = PodSnapshot(store)
         clusters = snapshot.pod.clusters
         if cluster is None and len(clusters) != 1:
-            names = ", ".join(each.name for each in clusters) or "no cluster"
-            raise click.UsageError(f"expected --cluster NAME: the pod has {names}")
+            names = ", ".join(each.name for each in clusters) or "none"
+            raise click.UsageError(
+                "--cluster NAME is missing, which only a pod with exactly one cluster allows; "
+                f"clusters of this pod: {names}"
+            )
         found = clusters[0] if cluster is None else CLUSTER.find(snapshot, cluster)
         members = found.agents if agents is None else _names(agents)
         store.create_allocation(Allocation(name=name, cluster=found.name, agents=members))
@@ -141,25 +146,29 @@ def remove_allocation(*, name: str) -> None:
     "--type",
     "system",
     type=click.Choice((*SYSTEMS, _MACHINE)),
-    help="The Graphcore system to emulate. The word machine: the IPUs of this host.",
+    help="The Graphcore system to emulate. The type machine is a pod of 16 IPUs on this host.",
 )
-@click.option("--hosts", metavar="H1,H2,...", help="The hosts of the pod's IPU-Machines.")
+@click.option(
+    "--hosts", metavar="H1,H2,...", help="The hosts of the pod's IPU-Machines. Unset: this host."
+)
 @click.option(
     "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="POD.TOML",
-    help="The description of a pod, such as the pod.toml of another pod.",
+    help="A file that describes the pod, such as the pod.toml of another pod.",
 )  # fmt: skip
 def create_pod(*, name: str, system: str | None, hosts: str | None, file: Path | None) -> None:
     """Make a pod of emulated IPUs on this machine.
 
-    The pod has its own folder below POPRUN_PODS (~/.local/state/poprun-py/pods), with a
-    description of the pod in pod.toml. The command "poprun-py-pod serve" lets other hosts use the
-    pod.
+    Each pod has its own folder in POPRUN_PODS (default: ~/.local/state/poprun-py/pods). The file
+    pod.toml in this folder describes the pod. The command "poprun-py-pod serve" lets other hosts
+    use the pod.
     """
     if (system is None) == (file is None):
-        raise UsageError("expected one of --type TYPE and --file POD.TOML")
+        raise UsageError("expected either --type TYPE or --file POD.TOML")
     names = _names(hosts)
     if hosts is not None and (file is not None or system == _MACHINE or not names):
-        raise UsageError("--hosts H1,H2,... names the hosts of --type POD4 to POD256")
+        raise UsageError(
+            "--hosts H1,H2,... needs at least one host, and a --type from POD4 to POD256"
+        )
     with requested("create", "pod", name):
         from popdist_py.pods.folder.pod_folders import make_pod, pods_root
 
@@ -177,9 +186,11 @@ def _requested_pod(name: str, system: str | None, hosts: tuple[str, ...], file: 
 
 @object_command("pod")
 @click.argument("name", shell_complete=known_pods)
-@click.option("--force", is_flag=True, help="Remove the pod even while its IPUs are in use.")
+@click.option(
+    "--force", is_flag=True, help="Remove the pod even if it has partitions or is damaged."
+)
 def remove_pod(*, name: str, force: bool) -> None:
-    """Remove a pod of this machine, with its partitions and its folder."""
+    """Remove a pod of this machine with its partitions and folder."""
     from popdist_py.pods.folder import pod_folders
 
     with requested("remove", "pod", name):
@@ -196,7 +207,7 @@ def remove_pod(*, name: str, force: bool) -> None:
     metavar="HOST",
     default="127.0.0.1",
     show_default=True,
-    help="The address to listen on.",
+    help="The address on which the server listens.",
 )
 @click.option(
     "--port",
@@ -204,21 +215,23 @@ def remove_pod(*, name: str, force: bool) -> None:
     type=click.IntRange(0, 65535),
     default=DEFAULT_PORT,
     show_default=True,
-    help="The port to listen on.",
+    help="The port on which the server listens. Port 0 picks a free port.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Log every request.")
 def serve_pod(*, host: str, port: int, verbose: bool) -> int:
-    """Serve a pod of this machine to several hosts, until Ctrl-C.
+    """Serve a pod of this machine to several hosts until Ctrl-C.
 
     Clients need the token in the file "token" of the pod's folder. Clients send the token over
-    plain HTTP, so other hosts need a trusted network or an SSH tunnel.
+    plain HTTP, so connect clients on other hosts only through a trusted network or an SSH tunnel.
     """
     from popdist_py.pods.folder.folder_store import FolderStore
 
     with opened_pod() as store:
         where = store.where
         if not isinstance(store, FolderStore):
-            raise UsageError(f"serve needs a pod of this machine, not a server: {where}")
+            raise UsageError(
+                f"serve works only with a pod of this machine, and {where} is a server"
+            )
     from poprun_py.command.pods.pod_server import serve
 
     return serve(Path(where), host=host, port=port, verbose=verbose)

@@ -109,13 +109,14 @@ class _Middleware:
         is_same = hmac.compare_digest(_digest(given.strip()), self._digest)
         if scheme.lower() != "bearer" or not is_same:
             raise falcon.HTTPUnauthorized(
-                description="the token of this server is needed", challenges=["Bearer"]
+                description="the token of this server is missing",
+                challenges=["Bearer"],
             )
         user = unquote(request.get_header(pod_api.USER_HEADER) or "")
         if not re.fullmatch(r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffd]{1,64}", user):
             raise falcon.HTTPBadRequest(
-                description=f"the header {pod_api.USER_HEADER} must name the user: 1 to 64 "
-                "characters, no blanks, percent-encoded"
+                description=f"the header {pod_api.USER_HEADER} must contain the name of the user, "
+                "percent-encoded: 1 to 64 characters without blanks"
             )
         request.context.user = user
 
@@ -157,7 +158,9 @@ class _PodApi:
         """
         body = request.bounded_stream.read(pod_api.MOST_REQUEST_BYTES + 1)
         if len(body) > pod_api.MOST_REQUEST_BYTES:
-            raise InvalidRequestError(f"a request has at most {pod_api.MOST_REQUEST_BYTES} bytes")
+            raise InvalidRequestError(
+                f"the request is too long: expected at most {pod_api.MOST_REQUEST_BYTES} bytes"
+            )
         arguments = call.read_arguments(decode(body))
         user: str = request.context.user
 
@@ -170,8 +173,8 @@ class _PodApi:
             return
         if not re.fullmatch(r"[!-~]{8,64}", request_id):
             raise InvalidRequestError(
-                f"the header {pod_api.REQUEST_HEADER} must have 8 to 64 printable characters, "
-                "no blanks"
+                f"the header {pod_api.REQUEST_HEADER} must have 8 to 64 printable characters "
+                "without blanks"
             )
         digest = hashlib.sha256(request.path.encode() + b"\0" + body).digest()
         response.data = self._answers.once(user, request_id, digest, act)
@@ -217,7 +220,10 @@ class _RepeatedAnswers:
             self._forget_old(own.since)
             known = self._requests.setdefault((user, request_id), own)
         if known.digest != digest:
-            raise InvalidRequestError("another request had this request id: choose a new id")
+            raise InvalidRequestError(
+                f"a different request had the same id in the header {pod_api.REQUEST_HEADER}: "
+                "choose a new id"
+            )
         if known is own:
             try:
                 own.answer.set_result(act())
@@ -260,11 +266,11 @@ def _answer_error(
             calls = ", ".join(
                 f"{'POST' if call.changes else 'GET'} {call.path}" for call in pod_api.CALLS
             )
-            message = f"no such call; there are GET {pod_api.VERSION_PATH}, {calls}"
+            message = f"unknown call: expected one of GET {pod_api.VERSION_PATH}, {calls}"
     else:
         log("".join(traceback.format_exception(error)).rstrip())
         status, code = 500, PodError.code
-        message = "the server has failed to do this; its standard error says why"
+        message = "the server failed to execute the request: see the standard error of the server"
     response.status = status
     response.content_type = falcon.MEDIA_JSON
     response.data = encode({"error": code, "message": " ".join(message.split())})

@@ -84,7 +84,10 @@ def _get_verb(kind: ObjectKind[T], text: str) -> ObjectCommand:
 @object_command("partition", "get partition p64", "get partition p64 --gcd 1 --ipuof-configs")
 @click.argument("name", shell_complete=known_names(PARTITION))
 @click.option(
-    "--gcd", type=click.IntRange(min=0), metavar="K", help="The GCD for --ipuof-configs. Unset: 0."
+    "--gcd",
+    type=click.IntRange(min=0),
+    metavar="K",
+    help="The number of the GCD for --ipuof-configs. Unset: 0.",
 )
 @click.option(
     "--ipuof-configs", is_flag=True, help="Print the IPUoF configuration of a GCD as JSON."
@@ -92,7 +95,7 @@ def _get_verb(kind: ObjectKind[T], text: str) -> ObjectCommand:
 def _get_partition(*, name: str, gcd: int | None, ipuof_configs: bool) -> None:
     """Show a partition with its IPUs and their holders."""
     if gcd is not None and not ipuof_configs:
-        raise UsageError("--gcd needs --ipuof-configs")
+        raise UsageError("--gcd K can only be used together with --ipuof-configs")
 
     def details(snapshot: PodSnapshot) -> str:
         partition = snapshot.store.partition(name)
@@ -111,7 +114,7 @@ def _ipuof_config(partition: Partition, gcd: int) -> Mapping[str, Any]:
     """
     if gcd >= partition.num_gcds:
         raise UsageError(
-            f"--gcd {gcd}: the partition {partition.name} has the GCDs 0 to "
+            f"--gcd {gcd}: expected the number of a GCD of partition {partition.name}, 0 to "
             f"{partition.num_gcds - 1}"
         )
     share = partition.size // partition.num_gcds
@@ -149,7 +152,10 @@ def _get_attributes(*, agent: str) -> None:
 @object_command("pod")
 @click.argument("name", shell_complete=known_pods, required=False)
 def _get_pod(*, name: str | None) -> None:
-    """Show a pod of this machine; without NAME, the pod that the global options select."""
+    """Show a pod of this machine.
+
+    If NAME is missing, the command shows the pod that the global options select.
+    """
 
     def details(snapshot: PodSnapshot) -> str:
         return POD.get_text(snapshot, snapshot.pod, as_json=wants_json())
@@ -194,7 +200,8 @@ LIST_VERBS = (
     _list_verb(
         DEVICE,
         "List all IPUs of the pod, with their partitions and holders.\n\n"
-        "gc-info -l lists the devices of a partition, which are single IPUs and groups of IPUs.",
+        'The command "gc-info -l" lists the devices of a partition, which are IPUs and groups of '
+        "IPUs.",
     ),
     _list_verb(ALLOCATION, "List the allocations of the pod."),
     _list_verb(CLUSTER, "List the clusters of the pod."),

@@ -17,8 +17,14 @@ from popdist_py.ipu.settings import Settings
         ({"io_tiles": 1472}, "from 32 to 192"),
         ({"io_tiles": -32}, "io_tiles is -32"),
         ({"overlaps_io": True}, "io_tiles is 0"),
-        ({"memory_proportion": (0.5, 0)}, "memory_proportion is .*: expected numbers above 0"),
-        ({"matmul_proportion": (0.5, 1.5)}, "matmul_proportion is .*: expected numbers above 0"),
+        (
+            {"memory_proportion": (0.5, 0)},
+            "memory_proportion is .*: expected numbers that are above 0",
+        ),
+        (
+            {"matmul_proportion": (0.5, 1.5)},
+            "matmul_proportion is .*: expected numbers that are above 0",
+        ),
         ({"output_return_period": 0}, "output_return_period is 0"),
         (
             {"output_mode": "every n", "output_return_period": 3, "device_iterations": 4},

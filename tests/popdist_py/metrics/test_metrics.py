@@ -149,7 +149,7 @@ def test_a_sink_that_fails_is_told_once_and_harms_nobody(caplog):
     assert kept.closed == 1
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(told) == 2
-    assert all("did not write step 0: OSError: disk full; training continues" in t for t in told)
+    assert all("failed to write step 0: OSError: disk full; training continues" in t for t in told)
 
 
 def test_state_is_carried_over():
@@ -184,7 +184,7 @@ def test_a_checkpoint_takes_the_state(tmp_path):
         (lambda m: m.update(x=np.array([None])), TypeError, "expected real numbers, not object"),
         (lambda m: m.update(x=10**400), TypeError, "too large for a float$"),
         (lambda m: m.update(x=torch.eye(2).to_sparse()), TypeError, "dense tensor, not torch.s"),
-        (lambda m: m.update({"x": 1}, x=2), ValueError, "update: 'x' is given twice"),
+        (lambda m: m.update({"x": 1}, x=2), ValueError, "update: the metric 'x' is given twice"),
         (lambda m: m.update(3), TypeError, r"update\(3\): expected numbers by name"),
         (lambda m: m.load_state_dict({}), ValueError, r"load_state_dict\({}\): expected what"),
         (

@@ -91,5 +91,5 @@ def test_a_file_of_something_else_is_left_alone(tmp_path, found):
     text = tmp_path / "metrics.jsonl"
     text.write_text(found)
     (trouble,) = run_feed.feed(lines(sinks({"jsonl": str(text)}), ONE))
-    assert "does not contain metrics: give another path" in trouble
+    assert "was not written by a metrics sink: give another path" in trouble
     assert text.read_text() == found

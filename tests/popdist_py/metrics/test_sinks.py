@@ -78,7 +78,7 @@ def test_a_resumed_run_goes_on_in_the_same_file(tmp_path, caplog):
     assert rows_of(path) == [
         ["step", "loss", "lr"], ["10", "10.0", ""], ["20", "", "0.5"], ["30", "9.0", ""]
     ]  # fmt: skip
-    assert "2 rows of an earlier run, from step 20 on, are replaced" in caplog.text
+    assert "2 rows of an earlier run are replaced, from step 20 on" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_resumed_run_goes_on_in_the_same_file(tmp_path, caplog):
 def test_a_file_of_something_else_is_left_alone(tmp_path, text):
     path = tmp_path / "people.csv"
     path.write_text(text)
-    with pytest.raises(ValueError, match="does not contain metrics: give another path"):
+    with pytest.raises(ValueError, match="was not written by a metrics sink: give another path"):
         popdist_py.CsvSink(path).write(1, {"loss": 1.0})
     assert path.read_text() == text
 
@@ -117,7 +117,7 @@ def test_json_lines_have_a_step_each_also_in_a_resumed_run(tmp_path, caplog):
         {"step": 1, "loss": 1.0},
         {"step": 2, "loss": 0.5},
     ]
-    assert "2 lines of an earlier run, from step 2 on, are replaced" in caplog.text
+    assert "2 lines of an earlier run are replaced, from step 2 on" in caplog.text
 
 
 def test_values_of_the_same_step_share_a_json_line(tmp_path):
@@ -130,7 +130,7 @@ def test_values_of_the_same_step_share_a_json_line(tmp_path):
 def test_json_lines_of_something_else_are_left_alone(tmp_path, text):
     path = tmp_path / "people.jsonl"
     path.write_text(text)
-    with pytest.raises(ValueError, match="does not contain metrics: give another path"):
+    with pytest.raises(ValueError, match="was not written by a metrics sink: give another path"):
         popdist_py.JsonlSink(path).write(1, {"loss": 1.0})
     assert path.read_text() == text
 
@@ -174,7 +174,7 @@ def test_a_full_disk_is_a_warning(tmp_path, caplog):
     metrics.update(loss=2.0)
     assert metrics.log(2) == {"loss": 2.0}
     assert "CsvSink(" in caplog.text
-    assert "did not write step 2: OSError" in caplog.text
+    assert "failed to write step 2: OSError" in caplog.text
 
 
 # --- TensorBoard ----------------------------------------------------------------------------------
@@ -283,7 +283,9 @@ def test_a_run_that_cannot_begin_is_not_tried_at_every_step(fake_wandb, caplog):
         metrics.update(loss=1)
         metrics.log(step)
     assert len(fake_wandb.began) == 1
-    assert caplog.text.count("WandbSink(project='digits') did not write step 0: RuntimeError") == 1
+    assert (
+        caplog.text.count("WandbSink(project='digits') failed to write step 0: RuntimeError") == 1
+    )
 
 
 @pytest.mark.parametrize("spec", [None, "namespace"])

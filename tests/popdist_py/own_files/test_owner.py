@@ -51,7 +51,7 @@ def test_a_file_of_this_user_that_nobody_else_can_change_is_opened(file, mode):
 def test_a_file_that_others_can_change_is_refused(file, mode):
     file.chmod(mode)
     said = refusal(file)
-    assert f"{file}: others can write to it (mode {mode:04o})" in said
+    assert f"{file}: other users can write to the file (mode {mode:04o})" in said
     assert said.endswith(f"chmod go-w {file}")
 
 
@@ -98,19 +98,24 @@ class TestGroups:
 def test_another_users_file_is_refused(file, stranger):
     with (
         file.open() as opened,
-        pytest.raises(NotOwnFileError, match=f"^{file}: it belongs to user"),
+        pytest.raises(NotOwnFileError, match=f"^{file}: the file belongs to user"),
     ):
         owner.check_own(opened.fileno(), file)
-    assert f"its folder {file.parent} belongs to user" in refusal(file)
+    assert f"the file's folder {file.parent} belongs to user" in refusal(file)
 
 
 @pytest.mark.parametrize("mode", [0o702, 0o777])
 def test_a_folder_in_which_others_can_replace_the_file_is_refused(file, mode):
     file.parent.chmod(mode)
     said = refusal(file)
-    assert f"others can replace files in its folder {file.parent} (mode {mode:04o})" in said
+    assert (
+        f"other users can replace files in the file's folder {file.parent} (mode {mode:04o})"
+        in said
+    )
     assert said.endswith(f"chmod go-w {file.parent}")
-    with pytest.raises(NotOwnFileError, match=f"^{file.parent}: others can replace files in it"):
+    with pytest.raises(
+        NotOwnFileError, match=f"^{file.parent}: other users can replace files in the folder"
+    ):
         check_own_folder(file.parent)
 
 

@@ -69,7 +69,7 @@ def test_calls_return_what_the_store_returns(pod, port):
         assert pod.calls[-1] == ("remove_partition", "müller", "a/../b?&", True)
         with pytest.raises(UnknownNameError, match="there is no partition 'x'"):
             store.partition("x")
-        with pytest.raises(PodError, match="standard error says why"):
+        with pytest.raises(PodError, match="see the standard error"):
             store.fail_partition("x", "y")
 
 
@@ -101,7 +101,7 @@ def test_a_port_without_a_server_is_an_error_of_one_line():
     with opened(port) as store, pytest.raises(UnreachableError) as refused:
         store.pod()
     message = str(refused.value)
-    assert f"127.0.0.1:{port} cannot be reached: Connection refused" in message
+    assert f"127.0.0.1:{port} cannot be reached (Connection refused)" in message
     assert "poprun-py-pod serve" in message
     assert "\n" not in message
 
@@ -113,7 +113,7 @@ def test_a_server_that_does_not_answer_is_given_up_in_time():
         with opened(port, timeout=0.15) as store:
             with pytest.raises(UnreachableError, match=r"did not answer within 0\.15 s: start"):
                 store.pod()
-            with pytest.raises(UnreachableError, match=r"it may have been done: start"):
+            with pytest.raises(UnreachableError, match=r"change may have been made: start"):
                 store.reset_partition("p")
         assert time.monotonic() - since >= 0.3
 
@@ -142,7 +142,9 @@ def test_something_else_at_the_address_is_recognised(status, body):
         thread.start()
         with (
             opened(server.server_port) as store,
-            pytest.raises(UnreachableError, match=r"answers \(HTTP \d+\), but not as a server of"),
+            pytest.raises(
+                UnreachableError, match=r"\(HTTP \d+\) is not the answer of a pod server"
+            ),
         ):
             store.pod()
         thread.join(20)
@@ -151,7 +153,9 @@ def test_something_else_at_the_address_is_recognised(status, body):
 def test_a_server_of_another_version_is_said(port, monkeypatch):
     with opened(port) as store:
         monkeypatch.setattr(pod_api, "API", 2)
-        with pytest.raises(UnreachableError, match=r"does not know /v2/pod: it is of another"):
+        with pytest.raises(
+            UnreachableError, match=r"does not know /v2/pod, because the server has another"
+        ):
             store.pod()
 
 
@@ -214,7 +218,9 @@ def test_a_request_whose_answer_was_lost_is_done_once(pod, port):
         with pytest.raises(NameTakenError):
             store.create_partition(PartitionRequest(name="p", size=4))
         cutter.cuts = 9
-        with pytest.raises(UnreachableError, match="broke off; it may have been done"):
+        with pytest.raises(
+            UnreachableError, match="without an answer; the requested change may have been made"
+        ):
             store.reset_partition("p")
         assert [name for name, *_ in pod.calls].count("reset_partition") == 1
         cutter.cuts = 0
@@ -237,7 +243,7 @@ def test_attachments_are_renewed_until_they_are_given_back(pod, port):
         # What was under way when it was given back may still come.
         assert renewed[1:] == [second.id] * (len(renewed) - 1)
     assert pod.held == {}
-    with pytest.raises(UnreachableError, match="was closed"):
+    with pytest.raises(UnreachableError, match="has closed its connection"):
         store.pod()
 
 
@@ -265,8 +271,8 @@ def test_what_somebody_else_has_by_then_is_said(pod, port, caplog):
         wait_until(said)
         (record,) = said()
         message = record.getMessage()
-        assert "no longer has IPUs 0, 1 of the partition p for this job" in message
-        assert message.endswith("the job continues (no p)")
+        assert "this job has lost its lease of the IPUs 0, 1 of partition p," in message
+        assert message.endswith("other jobs may use these IPUs (no p)")
 
 
 def test_a_forked_child_neither_renews_nor_gives_back(pod, port):

@@ -60,7 +60,7 @@ def test_the_only_one_is_meant(environ, made):
 
 def test_of_several_one_is_named(environ, made):
     _, folder = made("one", "two")
-    with pytest.raises(InvalidRequestError, match="the pods one, two: name one"):
+    with pytest.raises(InvalidRequestError, match=r"several pods \(one, two\): select one"):
         find_pod(None, environ)
     for where in ("two", str(folder)):
         assert _name(find_pod(where, environ)) == "two"
@@ -108,7 +108,7 @@ def test_the_token_of_a_pod_of_this_machine_and_of_the_user(environ, made, serve
     find_pod("http://far", environ)
     assert [token for _, token, _ in servers] == ["of-the-pod", "of-the-user"]
     (other / "token").write_text("another")
-    with pytest.raises(UnknownNameError, match="2 pods of this machine have one"):
+    with pytest.raises(UnknownNameError, match="2 pods of this machine have a token file"):
         find_pod("http://localhost", environ)
 
 

@@ -156,7 +156,7 @@ def test_what_is_not_renewed_is_freed_only_while_a_server_looks(folder, store):
         assert len(server.attachments()) == 2
         server.note_run(time.monotonic())
         assert [each.ipus for each in server.attachments()] == [kept.ipus]
-        with pytest.raises(UnknownNameError, match="attach again"):
+        with pytest.raises(UnknownNameError, match="attach the IPUs again"):
             server.renew(late.id, 600)
         server.detach(kept)
         assert server.attachments() == ()
@@ -210,7 +210,7 @@ def test_a_damaged_database_is_said_and_left(folder, damage):
     file = folder / "pod.sqlite"
     damage(file)
     before = file.read_bytes()
-    with pytest.raises(DamagedError, match=r"put it and pod\.sqlite-wal aside") as caught:
+    with pytest.raises(DamagedError, match=r"move pod\.sqlite and pod\.sqlite-wal to") as caught:
         FolderStore(folder)
     assert "\n" not in str(caught.value)
     assert file.read_bytes() == before
@@ -295,7 +295,7 @@ def test_the_log_of_a_database_that_is_gone_is_not_taken_for_a_new_one(folder):
     assert killed.returncode == -9
     assert (folder / "pod.sqlite-wal").stat().st_size
     (folder / "pod.sqlite").rename(folder / "aside")
-    with pytest.raises(DamagedError, match=r"pod\.sqlite is gone, but pod\.sqlite-wal.*aside"):
+    with pytest.raises(DamagedError, match=r"pod\.sqlite is missing, but pod\.sqlite-wal.* move"):
         FolderStore(folder)
     assert not (folder / "pod.sqlite").exists()
     (folder / "pod.sqlite-wal").rename(folder / "aside-wal")
@@ -306,7 +306,7 @@ def test_the_log_of_a_database_that_is_gone_is_not_taken_for_a_new_one(folder):
 def test_a_folder_that_goes_away_is_said_and_not_made_anew(folder, store):
     store.create_partition(_ask())
     folder.rename(folder.with_name("moved"))
-    with pytest.raises(PodError, match="does not exist: the pod was removed"):
+    with pytest.raises(PodError, match="does not exist, because the pod was removed"):
         store.partitions()
     assert not folder.exists()
 
@@ -315,7 +315,7 @@ def test_others_that_write_are_waited_for_only_so_long(folder):
     with closing(FolderStore(folder, busy_timeout=0.05)) as store:
         with closing(sqlite3.connect(folder / "pod.sqlite", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            with pytest.raises(PodError, match="other processes write"):
+            with pytest.raises(PodError, match="other processes were writing"):
                 store.partitions()
         assert store.partitions() == ()
 
@@ -336,7 +336,7 @@ def test_a_full_disk_loses_nothing(folder, store):
     )
     with _program(code, folder) as process:
         said, wrong = process.communicate()
-    assert "make room" in said, wrong
+    assert "free space on the disk" in said, wrong
     assert said.count("\n") == 1
     assert store.partition("before").size == 4
     with closing(FolderStore(folder)) as again:
@@ -372,14 +372,14 @@ def reachable():
 
 def test_another_users_folder_is_refused(reachable):
     reachable.chmod(0o755)
-    assert "belongs to user 0: use a pod of your own" in _refusal_of_nobody(reachable)
+    assert "belongs to another user (user id 0): use your own pod" in _refusal_of_nobody(reachable)
 
 
 def test_a_folder_that_may_not_be_written_is_said(reachable):
     for path in [reachable, *reachable.rglob("*")]:
         os.chown(path, 65534, 65534)
         path.chmod(0o500 if path.is_dir() else 0o400)
-    assert "its folder must be writable" in _refusal_of_nobody(reachable)
+    assert "make the folder of this file writable" in _refusal_of_nobody(reachable)
 
 
 def test_a_changed_file_counts_when_there_are_no_partitions(folder, store):

@@ -86,27 +86,27 @@ HOLDER = {"host": "h", "pid": 1, "user": "u", "program": "p", "run_id": ""}
 @pytest.mark.parametrize(
     ("call", "value", "said"),
     [
-        (pod_api.CREATE_PARTITION, [], "create-partition is an array; an object is accepted"),
+        (pod_api.CREATE_PARTITION, [], "create-partition is an array: expected an object"),
         (pod_api.CREATE_PARTITION, {}, "create-partition.request is missing"),
         (pod_api.CREATE_PARTITION, {"request": {"name": "p"}}, "request.size is missing"),
-        (pod_api.CREATE_PARTITION, {"request": {"name": 4, "size": 4}}, "request.name is 4; text"),
-        (pod_api.CREATE_PARTITION, {"request": {"name": "p", "size": True}}, "size is true; an in"),
-        (pod_api.CREATE_PARTITION, {"request": {"name": "p", "size": 4.0}}, "size is 4.0; an inte"),
+        (pod_api.CREATE_PARTITION, {"request": {"name": 4, "size": 4}}, "name is 4: expected t"),
+        (pod_api.CREATE_PARTITION, {"request": {"name": "p", "size": True}}, "is true: exp"),
+        (pod_api.CREATE_PARTITION, {"request": {"name": "p", "size": 4.0}}, "is 4.0: expect"),
         (pod_api.CREATE_PARTITION, {"request": {"name": "p", "size": 1 << 60}}, "beyond 2^53"),
-        (pod_api.CREATE_PARTITION, {"request": {"name": "p", "size": 4, "gcds": 1}}, '"gcds"; acc'),
+        (pod_api.CREATE_PARTITION, {"request": {"name": "p", "size": 4, "gcds": 1}}, '"gcds"; the'),
         (
             pod_api.CREATE_PARTITION,
             {"request": {"name": "p", "size": 4, "sync_type": "fast"}},
-            'sync_type is "fast"; one of ST_GS2_DEFAULT',
+            'sync_type is "fast": expected one of ST_GS2_DEFAULT',
         ),
         (pod_api.CREATE_PARTITION, {"request": {"name": "a\0", "size": 4}}, "without NUL"),
         (pod_api.CREATE_PARTITION, {"request": {"name": "\ud800", "size": 4}}, "surrogates"),
         (pod_api.CREATE_PARTITION, {"request": {"name": "a" * 5000, "size": 4}}, "5000 characters"),
-        (pod_api.REMOVE_PARTITION, {"name": "p", "force": 1}, "force is 1; true or false"),
+        (pod_api.REMOVE_PARTITION, {"name": "p", "force": 1}, "force is 1: expected true or false"),
         (
             pod_api.ATTACH,
             {"partition": "p", "num_ipus": 1, "holder": HOLDER, "ipus": [0, "1"]},
-            'attach.ipus[1] is "1"; an integer',
+            'attach.ipus[1] is "1": expected an integer',
         ),
         (pod_api.ATTACH, {"partition": "p", "num_ipus": 1, "holder": {}, "ipus": None}, "holder.h"),
     ],
@@ -132,7 +132,7 @@ def test_what_json_cannot_say_is_not_sent(value):
 
 
 def test_a_field_that_stands_twice_is_refused():
-    with pytest.raises(InvalidRequestError, match='the field "name" stands twice'):
+    with pytest.raises(InvalidRequestError, match='the field "name" occurs twice'):
         decode(b'{"name": "a", "name": "b"}')
 
 

@@ -73,7 +73,7 @@ def test_this_machine_is_one_domain_of_machines_of_four():
 
 @pytest.mark.parametrize("hosts", [["a", "b", "c"], ["a"] * 2, [f"h{i}" for i in range(8)]])
 def test_hosts_share_the_machines_equally(hosts):
-    with pytest.raises(InvalidRequestError, match="share 4 IPU-Machines"):
+    with pytest.raises(InvalidRequestError, match="4 IPU-Machines cannot be divided equally"):
         system_pod("POD16", "p", hosts)
 
 
@@ -103,31 +103,37 @@ GOOD = format_pod(system_pod("POD4", "p", ["h"]))
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "pod.name is missing; fields are: name, agents"),
+        ("", "pod.name is missing; the fields of pod are: name, agents"),
         ("name = 'p'", "has no agent"),
-        ("name = ", "is not TOML"),
-        (GOOD.replace('name = "p"', "name = 3"), "pod.name is 3; text is accepted"),
-        (GOOD.replace('name = "p"', "name = 2020-01-01"), 'pod.name is "2020-01-01"; text'),
-        (GOOD.replace("num_ipus = 4", "num_ipus = true"), r"agents\[0\].num_ipus is true; an int"),
+        ("name = ", "is not valid TOML"),
+        (GOOD.replace('name = "p"', "name = 3"), "pod.name is 3: expected text"),
+        (GOOD.replace('name = "p"', "name = 2020-01-01"), 'pod.name is "2020-01-01": exp'),
+        (
+            GOOD.replace("num_ipus = 4", "num_ipus = true"),
+            r"agents\[0\].num_ipus is true: expected",
+        ),
         (GOOD.replace("num_ipus = 4", "num_ipus = 3"), "agent ag01 has 3 IPUs"),
         (
             GOOD.replace("num_ipus", "ipus"),
-            r"unknown field \"ipus\"; accepted are: name, host, num_ipus",
+            r"unknown field \"ipus\"; the known fields are: name, host, num_ipus",
         ),
         (
             GOOD.replace('agents = ["ag01"]', "agents = 7"),
-            r"pod.clusters\[0\].agents is 7; an array",
+            r"pod.clusters\[0\].agents is 7: expected an array",
         ),
         (GOOD.replace('agents = ["ag01"]', 'agents = ["ag02"]'), "no agent 'ag02'"),
         (GOOD.replace('"mesh"', '"ring"'), "topology 'ring'"),
-        (GOOD.replace("num_ilds = 1", "num_ilds = 2"), "not 2 equal IPU-Link domains"),
+        (
+            GOOD.replace("num_ilds = 1", "num_ilds = 2"),
+            "cannot be divided into 2 equal IPU-Link domains",
+        ),
         (
             GOOD.replace("create_seconds = 0.0", "create_seconds = nan"),
-            "create_seconds is NaN; a finite number",
+            "create_seconds is NaN: expected a finite number",
         ),
-        (GOOD.replace("create_seconds = 0.0", "create_seconds = -1"), "give 0 to 3600"),
-        (GOOD + GOOD[GOOD.index("[[agents]]") :], "two agents ag01"),
-        ("agents = 3\nname = 'p'", "pod.agents is 3; an array is accepted"),
+        (GOOD.replace("create_seconds = 0.0", "create_seconds = -1"), "expected 0 to 3600 seconds"),
+        (GOOD + GOOD[GOOD.index("[[agents]]") :], "two agents have the name ag01"),
+        ("agents = 3\nname = 'p'", "pod.agents is 3: expected an array"),
     ],
 )
 def test_a_file_that_describes_no_pod_is_said(text, words):
@@ -147,7 +153,7 @@ def test_a_domain_has_64_ipus_at_most():
     agents = tuple(Agent(name=f"a{i}", host="h", num_ipus=64) for i in range(2))
     pod = Pod(name="p", agents=agents, clusters=(), allocations=())
     cluster = replace(system_pod("POD4", "q").clusters[0], agents=("a0", "a1"))
-    with pytest.raises(InvalidRequestError, match="128 IPUs in an IPU-Link domain"):
+    with pytest.raises(InvalidRequestError, match="128 IPUs in each IPU-Link domain"):
         pod_file.check_pod(replace(pod, clusters=(cluster,)))
 
 
@@ -161,13 +167,13 @@ def test_pods_of_a_root(tmp_path):
     assert (root.stat().st_mode & 0o777) == 0o700
     with closing(open_pod(root, "b")) as store:
         assert store.pod().name == "b"
-    with pytest.raises(UnknownNameError, match="there are a, b"):
+    with pytest.raises(UnknownNameError, match="existing pods: a, b"):
         open_pod(root, "c")
 
 
 def test_a_pod_is_made_whole_or_not_at_all(tmp_path):
     make_pod(tmp_path, system_pod("POD4", "p"))
-    with pytest.raises(NameTakenError, match="a pod p already"):
+    with pytest.raises(NameTakenError, match="a pod named p already exists"):
         make_pod(tmp_path, system_pod("POD16", "p"))
     (tmp_path / "file").touch()
     with pytest.raises(NameTakenError):
@@ -188,7 +194,7 @@ def test_a_pod_is_removed_when_it_is_not_used(tmp_path):
         remove_pod(tmp_path, "p")
     remove_pod(tmp_path, "p", force=True)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(UnknownNameError, match="there is none"):
+    with pytest.raises(UnknownNameError, match="existing pods: none"):
         remove_pod(tmp_path, "p")
 
 

@@ -221,11 +221,11 @@ MANY = [*"abcdefghijklmnop"]
 @pytest.mark.parametrize(
     ("known", "message"),
     [
-        ((), "there is no agent 'x' in pod p: there is none"),
-        (("a",), "there is no agent 'x' in pod p: there is a"),
-        (("a", "b"), "there is no agent 'x' in pod p: there are a, b"),
-        (MANY, f"there is no agent 'x' in pod p: there are {', '.join(MANY)}"),
-        ([*MANY, "y"], f"there is no agent 'x' in pod p: there are {', '.join(MANY)}, ..."),
+        ((), "there is no agent 'x' in pod p; existing agents: none"),
+        (("a",), "there is no agent 'x' in pod p; existing agents: a"),
+        (("a", "b"), "there is no agent 'x' in pod p; existing agents: a, b"),
+        (MANY, f"there is no agent 'x' in pod p; existing agents: {', '.join(MANY)}"),
+        ([*MANY, "y"], f"there is no agent 'x' in pod p; existing agents: {', '.join(MANY)}, ..."),
     ],
 )
 def test_an_unknown_name_lists_the_known_ones(known, message):

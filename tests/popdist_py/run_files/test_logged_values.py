@@ -64,7 +64,8 @@ def test_a_failure_is_one_warning(path, caplog):
     (warning,) = caplog.messages
     assert (
         warning
-        == f"no more values are written to {path}: No space left on device; training continues"
+        == f"logged values are no longer written to {path} (No space left on device); training "
+        "continues"
     )
 
 

@@ -148,9 +148,9 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_merged(folder, tmp_path):
     merged = merge_files(recorded_instances([folder]), path)
     assert merged.num_spans == 1
     assert [trouble.replace(f"{folder}/", "") for trouble in merged.troubles] == [
-        "instance-0.1.spans: no file of spans",
+        "instance-0.1.spans is not a file with spans of a timeline",
         "instance-0.torch-1-0.json: no trace of torch.profiler: KeyError('traceEvents')",
-        "instance-1.0.spans: no file of spans",
+        "instance-1.0.spans is not a file with spans of a timeline",
         "the clock of instance 1 is not known",
     ]
     assert len([e for e in events(path) if e["ph"] == "X"]) == 1
@@ -239,7 +239,7 @@ def test_the_command_replaces_a_trace_and_no_other_file(folder, tmp_path, monkey
     Path("trace.json").write_text("my notes\n")
     refused = CliRunner().invoke(main, words)
     assert refused.exit_code == 2
-    assert "--output trace.json: the file exists and is not a timeline: name" in refused.output
+    assert "--output trace.json: this existing file is not a timeline: give" in refused.output
     assert Path("trace.json").read_text() == "my notes\n"
 
 

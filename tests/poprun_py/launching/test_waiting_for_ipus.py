@@ -86,7 +86,8 @@ def test_what_no_waiting_would_help_is_refused_at_once(pod, tmp_path):
     pod("absent")
     with (
         pytest.raises(
-            StartError, match=r"^ask for fewer, or use a larger pod: .* the largest group 16"
+            StartError,
+            match=r"^ask for fewer IPUs, or use a larger pod: .* its largest group has 16 IPUs",
         ),
         waiting(tmp_path, pytest.fail, num_replicas=32),
     ):

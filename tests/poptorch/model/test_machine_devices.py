@@ -61,7 +61,7 @@ def test_an_id_that_is_used_is_shown_and_given_back(machine):
 
 def test_two_models_do_not_have_one_id(machine):
     kept = compiled(3)
-    with pytest.raises(poptorch.Error, match=r"Failed to acquire device with id 3: IPU 3 .* has"):
+    with pytest.raises(poptorch.Error, match=r"Failed to acquire device with id 3: IPU 3 .* holds"):
         compiled(3)
     assert kept.isAttachedToDevice()
 
@@ -69,10 +69,10 @@ def test_two_models_do_not_have_one_id(machine):
 @pytest.mark.parametrize(
     ("ipu_id", "replicas", "said"),
     [
-        (99, 1, "has no device 99: its devices of 1 IPU have the ids 0 to 15$"),
-        (31, 16, "has no device 31: its devices of 16 IPUs have the ids 30 to 30$"),
-        (3, 4, "device 3 of .* has 1 IPU, and 4 are needed: .* ids 24 to 27$"),
-        (0, 32, "and 32 are needed: it has devices of 1, 2, 4, 8, 16 IPUs$"),
+        (99, 1, "has no device with the id 99: its devices with 1 IPU have the ids 0 to 15$"),
+        (31, 16, "has no device with the id 31: its devices with 16 IPUs have the ids 30 to 30$"),
+        (3, 4, "device 3 of .* has 1 IPU, but 4 IPUs are needed: .* ids 24 to 27$"),
+        (0, 32, "but 32 IPUs are needed: the partition only has devices with 1, 2, 4, 8, 16 IPUs$"),
     ],
 )
 def test_ids_are_those_that_gc_info_lists(machine, ipu_id, replicas, said):
@@ -86,7 +86,7 @@ def test_an_id_can_be_checked_though_it_is_held(machine):
     pod = program_devices.machine_of_process()
     pod.check_device(1, 3)
     pod.check_device(3, 24)
-    with pytest.raises(InvalidRequestError, match="and 2 are needed"):
+    with pytest.raises(InvalidRequestError, match="but 2 IPUs are needed"):
         pod.check_device(2, 3)
     assert kept.isAttachedToDevice()
 
@@ -110,7 +110,7 @@ def test_other_programs(machine, monkeypatch):
         os.kill(child, 9)
         assert machine() == [(program.pid, (5,))]
         monkeypatch.delenv("POPTORCH_WAIT_FOR_IPU")
-        with pytest.raises(poptorch.Error, match=rf"\(process {program.pid} of .*\) has 1"):
+        with pytest.raises(poptorch.Error, match=rf"\(process {program.pid} of .*\) holds 1"):
             kept.attachToDevice()
     finally:
         program.close()
@@ -125,7 +125,7 @@ def test_it_is_no_pod_that_somebody_configured(machine, monkeypatch):
     assert find_pod(None, os.environ) is None
     assert machine() == [(os.getpid(), (0,))]
     monkeypatch.setenv("POPRUN_POD", "none")
-    with pytest.raises(poptorch.Error, match="has 1"):
+    with pytest.raises(poptorch.Error, match="holds 1"):
         compiled(0)
     assert kept.isAttachedToDevice()
     assert poptorch.ipuHardwareIsAvailable(64)
@@ -147,6 +147,6 @@ def test_a_folder_that_cannot_be_written(machine, monkeypatch, tmp_path):
     monkeypatch.setenv("POPRUN_PODS", str(tmp_path / "file"))
     with pytest.raises(poptorch.Error, match=r"id 3: .* cannot be written: .*: set POPRUN_PODS to"):
         compiled(3)
-    with pytest.raises(PodError, match="or name no id"):
+    with pytest.raises(PodError, match="or do not select a device"):
         program_devices.machine_of_process()
     assert machine() == []

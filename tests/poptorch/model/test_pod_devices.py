@@ -119,7 +119,7 @@ class TestConnectionTypes:
     def test_always_needs_it_before_it_compiles(self, pod):
         kept = compiled(quiet_options().useIpuId(0))
         other = model(quiet_options().useIpuId(0))
-        with pytest.raises(poptorch.Error, match=r"Failed to acquire device with id 0: .* has 1"):
+        with pytest.raises(poptorch.Error, match=r"Failed to acquire device with id 0: .* holds 1"):
             other.compile(classified(2)[0])
         assert (other.isCompiled(), other.isAttachedToDevice()) == (False, False)
         kept.detachFromDevice()
@@ -177,12 +177,12 @@ class TestIds:
     @pytest.mark.parametrize(
         ("replicas", "ipu_id", "said"),
         [
-            (1, 31, "p16 has no device 31: its devices of 1 IPU have the ids 0 to 15"),
-            (1, -1, "p16 has no device -1: its devices of 1 IPU have the ids 0 to 15"),
-            (1, 24, "device 24 of partition p16 has 4 IPUs, and 1 is needed: .* 0 to 15"),
-            (3, 15, "device 15 of partition p16 has 1 IPU, and 4 are needed: .* 24 to 27"),
-            (32, 0, "device 0 of partition p16 has 1 IPU, and 32 are needed: it has devices of 1, "
-             "2, 4, 8, 16 IPUs"),
+            (1, 31, "no device with the id 31: its devices with 1 IPU have the ids 0 to 15"),
+            (1, -1, "no device with the id -1: its devices with 1 IPU have the ids 0 to 15"),
+            (1, 24, "device 24 of partition p16 has 4 IPUs, but 1 IPU is needed: .* 0 to 15"),
+            (3, 15, "device 15 of partition p16 has 1 IPU, but 4 IPUs are needed: .* 24 to 27"),
+            (32, 0, "device 0 of partition p16 has 1 IPU, but 32 IPUs are needed: the partition "
+             "only has devices with 1, 2, 4, 8, 16 IPUs"),
         ],
     )  # fmt: skip
     def test_others(self, pod, replicas, ipu_id, said):
@@ -231,12 +231,12 @@ class TestWhichPartition:
     @pytest.mark.parametrize(
         ("partitions", "name", "said"),
         [
-            ((), "", "has no partition: make one with poprun-py-pod create partition"),
+            ((), "", "has no partition: make a partition with poprun-py-pod create partition"),
             (("a", "b"), "", r"several partitions \(a, b\): set IPUOF_VIPU_API_PARTITION_ID"),
             (
                 ("a", "b"),
                 "c",
-                r"no partition 'c' in pod .* \(IPUOF_VIPU_API_PARTITION_ID\): there are a, b",
+                r"no partition 'c' in pod .* \(IPUOF_VIPU_API_PARTITION_ID\); existing.*: a, b",
             ),
         ],
     )
@@ -259,7 +259,7 @@ class TestWhichPartition:
             compiled()
         assert not poptorch.ipuHardwareIsAvailable(8)
         monkeypatch.setenv("IPUOF_VIPU_API_GCD_ID", "4")
-        with pytest.raises(poptorch.Error, match="p16 has the GCDs 0 to 3"):
+        with pytest.raises(poptorch.Error, match="a GCD of partition p16, 0 to 3"):
             compiled()
         assert len(kept) == 4
 
@@ -279,7 +279,9 @@ class TestWhichPartition:
     @pytest.mark.parametrize("given", ["soon", "0", "-1", "inf", "nan"])
     def test_a_wrong_time_limit(self, pod, monkeypatch, given):
         monkeypatch.setenv("IPUOF_VIPU_API_TIMEOUT", given)
-        with pytest.raises(poptorch.Error, match="expected a number of seconds above 0, as in 120"):
+        with pytest.raises(
+            poptorch.Error, match="expected a number of seconds above 0, such as 120"
+        ):
             compiled()
 
 
@@ -292,7 +294,7 @@ class TestHardware:
         assert poptorch.ipuHardwareVersion() == 2
         assert kept.isAttachedToDevice()
         options = quiet_options().replicationFactor(8)
-        with pytest.raises(poptorch.Error, match="p8 has devices of 1, 2, 4 IPUs"):
+        with pytest.raises(poptorch.Error, match="p8 only has devices with 1, 2, 4 IPUs"):
             model(options).compile(classified(8)[0])
 
     def test_a_partition_that_cannot_be_used(self, configured):
@@ -340,7 +342,7 @@ class TestOtherPrograms:
         child = int(waiting.stdout.readline())
         try:
             monkeypatch.delenv("POPTORCH_WAIT_FOR_IPU")
-            said = rf"waiting_program.py \(process {waiting.pid} of .*\) has 1"
+            said = rf"waiting_program.py \(process {waiting.pid} of .*\) holds 1"
             with pytest.raises(poptorch.Error, match=said):
                 kept.attachToDevice()
             assert not kept.isAttachedToDevice()

@@ -124,7 +124,7 @@ def test_wrong_pages_are_rejected_before_the_model_is_made(tmp_path):
         (("--page", tmp_path), "is a folder: give the name of a file"),
         (("--page", report), "would overwrite a file that is not a page"),
         (("--beside", report), "add --page FILE.html"),
-        (("--page", page, "--beside", report), "it is not a report that --json has written"),
+        (("--page", page, "--beside", report), "is not a report that python -m popdist_py.ipu"),
         (("--page", page, "--beside", tmp_path / "none.json"), "No such file or directory"),
     ):
         code, out, error = ask(*missing, *words)

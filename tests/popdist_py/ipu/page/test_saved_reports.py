@@ -49,7 +49,7 @@ def test_reports_of_earlier_versions_have_no_name_verdict_and_options():
 def test_another_file_is_refused_in_one_line(tmp_path, text):
     path = tmp_path / "other.json"
     path.write_bytes(text)
-    with pytest.raises(ValueError, match="not a report that --json has written") as caught:
+    with pytest.raises(ValueError, match="the file is not a report that python -m") as caught:
         read_saved_reports(path)
     assert "\n" not in str(caught.value)
 

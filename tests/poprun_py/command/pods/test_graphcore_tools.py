@@ -128,17 +128,17 @@ def test_gc_info_uses_the_partition_of_the_variable(partitions, capsys, monkeypa
     assert run(GC_INFO, ["-i", "-d", "6", "--ipu-count"]) == 0
     shown = capsys.readouterr()
     assert "in use by: 100 (instance 0), 7 (instance 1)\n4\n" in shown.out
-    assert "the launcher 55 does not answer" in shown.err
+    assert "launcher (process 55) does not answer" in shown.err
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "expected one of --list-devices"),
-        (["-i"], "--device-info: expected a device, --device-id ID"),
-        (["-i", "-d", "31"], "--device-id 31: the partition emulated has the devices 0 to 30"),
-        (["-l", "-d", "31"], "--device-id 31: the partition emulated has the devices 0 to 30"),
-        (["-l", "-i"], "--device-info: expected a device"),
+        ([], "an option is missing: expected --list-devices"),
+        (["-i"], "--device-info needs the option --device-id ID"),
+        (["-i", "-d", "31"], "a device of partition emulated, 0 to 30"),
+        (["-l", "-d", "31"], "a device of partition emulated, 0 to 30"),
+        (["-l", "-i"], "--device-info needs the option"),
         (["-i", "-d", "x"], "'x' is not a valid integer"),
         (["--no-such"], "unknown option --no-such; gc-info --help lists all"),
     ],

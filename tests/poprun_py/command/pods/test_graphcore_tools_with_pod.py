@@ -111,7 +111,7 @@ def test_no_device_is_in_two_domains(tmp_path, monkeypatch, jobs, show):
     assert "IPU-M host: [h1]" in shown
     code, shown, said = show(GC_INFO, "-d", "254", "-i")
     assert (code, shown) == (2, "")
-    assert "has the devices 0 to 253" in said
+    assert "a device of partition p128, 0 to 253" in said
 
 
 def test_instances_of_a_job_are_shown_with_their_ipus(pod, show, jobs):
@@ -140,13 +140,13 @@ def test_jobs_without_the_pod_are_shown_after_its_partitions(pod, show, jobs):
     assert names == ["p8", "job-55"]
     code, shown, said = show(GC_INFO, "--ipu-count")
     assert (code, shown) == (2, "")
-    assert "expected the name of a partition in IPUOF_VIPU_API_PARTITION_ID" in said
+    assert "set IPUOF_VIPU_API_PARTITION_ID to the name of one partition" in said
 
 
 def test_each_launcher_is_asked_once(pod, show, monkeypatch):
     calls = []
     monkeypatch.setattr(partitions_in_use, "running_jobs", lambda: calls.append(1) or {55: None})
-    assert "launcher 55 does not answer" in show(GC_INFO, "-l")[2]
+    assert "launcher (process 55) does not answer" in show(GC_INFO, "-l")[2]
     assert calls == [1]
 
 
@@ -155,7 +155,7 @@ def test_a_pod_without_partitions(tmp_path, monkeypatch, jobs, show):
     make_pod(tmp_path, system_pod("POD4", "empty"))
     code, shown, said = show(GC_INFO, "-l")
     assert (code, shown) == (0, "Graphcore device listing:\n")
-    assert "has no partition of yours: make one with poprun-py-pod create partition" in said
+    assert "you have no partition in the pod" in said
     assert show(GC_MONITOR)[1] == ""
     assert show(GC_MONITOR, "--json")[1] == '{\n  "partitions": []\n}\n'
     assert show(GC_INFO, "-i", "-d", "0")[0] == 2

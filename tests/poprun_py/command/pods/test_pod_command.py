@@ -212,7 +212,7 @@ REFUSED = [
     ("reset partition zz", "zz"),
     ("reset partition p8", "train.py"),
     ("remove partition p8", "train.py"),
-    ("remove partition theirs", "belongs to bob"),
+    ("remove partition theirs", "belongs to user bob"),
     ("remove cluster c16", "a16"),
     ("remove allocation a16", "p8"),
     ("remove allocation zz", "zz"),
@@ -255,28 +255,31 @@ def test_force_removes_partitions_in_use_and_of_other_users(held, ask):
 
 
 WRONG_USAGE = [
-    ("", "expected a verb"),
+    ("", "the verb is missing: expected one of create"),
     ("lits partitions", "unknown verb 'lits'; did you mean list?"),
-    ("list", "expected an object: one of partitions, devices"),
+    ("list", "the object is missing: expected one of partitions, devices"),
     ("list partitons", "did you mean partitions?"),
     ("update partition p", "unknown verb 'update'"),
     ("delete partition p", "unknown verb 'delete'; did you mean remove?"),
-    ("partitions list", "unknown verb 'partitions': a verb comes first, such as list partitions"),
+    (
+        "partitions list",
+        "unknown verb 'partitions': give a verb before the object, such as list partitions",
+    ),
     ("create partition", "Missing argument 'NAME'"),
     ("create partition p", "Missing option '--size'"),
     ("create partition p --size x", "'x' is not a valid integer"),
     ("create partition p --sise 4", "unknown option --sise; did you mean --size?"),
     ("create partition p --size 4 --sync-type fast", "expected one of c2-compatible"),
     ("create partition p --size 4 --wait -1", "--wait"),
-    ("get partition p8 --gcd 0", "--gcd needs --ipuof-configs"),
-    ("get partition p8 --gcd 1 --ipuof-configs", "has the GCDs 0 to 0"),
-    ("create pod p", "expected one of --type TYPE and --file"),
+    ("get partition p8 --gcd 0", "--gcd K can only be used together with --ipuof"),
+    ("get partition p8 --gcd 1 --ipuof-configs", "a GCD of partition p8, 0 to 0"),
+    ("create pod p", "expected either --type TYPE or --file"),
     ("create pod p --type POD5", "'POD5' is not one of 'POD4'"),
     ("create pod p --type machine --hosts h0", "--hosts"),
     ("create pod p --file no-such.toml", "no-such.toml"),
     ("list partitions more", "unexpected extra argument"),
-    ("list partitions --pod lab --api-host h", "exclude one another"),
-    ("list partitions --api-host a/b", "--api-host 'a/b': expected a name or an address"),
+    ("list partitions --pod lab --api-host h", "cannot be used together"),
+    ("list partitions --api-host a/b", "--api-host 'a/b': expected a host name or an IP address"),
     ("list partitions --api-port 0", "--api-port"),
 ]
 
@@ -293,7 +296,7 @@ def test_wrong_usage_is_one_line(words, says, shared):
 def test_without_a_pod_and_with_several_pods(root, ask):
     found = ask("list", "partitions")
     assert found.code == 3
-    assert "no pod is configured: name one with --pod WHERE or POPRUN_POD" in found.err
+    assert "no pod is configured: select a pod with --pod WHERE or POPRUN_POD" in found.err
     assert ask("list", "pods").code == 0
     assert ask("create", "pod", "one", "--type", "POD4").out == "create pod (one): success.\n"
     assert ask("create", "pod", "two", "--type", "machine").code == 0
@@ -406,7 +409,9 @@ def test_waiting_until_a_partition_is_active(slow, ask):
     assert slow.partition("later").state.value == "ACTIVE"
     found = ask("reset", "partition", "later", "--wait", 0.05)
     assert (found.code, found.out, found.err.count("\n")) == (1, "", 1)
-    assert found.err.startswith("reset partition (later): failed: it is still PENDING after 0.05 s")
+    assert found.err.startswith(
+        "reset partition (later): failed: the partition is still PENDING after 0.05 s"
+    )
 
 
 def test_waiting_for_a_partition_that_fails(slow, ask):
@@ -423,7 +428,9 @@ def test_waiting_for_a_partition_that_fails(slow, ask):
     found = ask("reset", "partition", "p", "--wait", 60)
     other.join()
     assert found.code == 1
-    assert found.err == ("reset partition (p): failed: it is in the state ERROR: a link is down\n")
+    assert found.err == (
+        "reset partition (p): failed: the partition is in the state ERROR: a link is down\n"
+    )
 
 
 def test_a_terminal_shows_the_reason_of_the_wait(slow):
@@ -432,7 +439,7 @@ def test_a_terminal_shows_the_reason_of_the_wait(slow):
         sys.executable, [*words, "--wait", "60"], encoding="utf-8", timeout=60,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"},
     )  # fmt: skip
-    seen.expect(r"create partition \(p\): waiting until it is ACTIVE")
+    seen.expect(r"create partition \(p\): waiting until the partition is ACTIVE")
     seen.expect(r"create partition \(p\): success\.")
     seen.expect(pexpect.EOF)
     seen.close()

@@ -54,7 +54,7 @@ def refused(capfd, *arguments, **more):
 )
 def test_address_and_access_log_are_printed_and_a_signal_ends_the_server(folder, number):
     with ServerProcess(folder, verbose=True) as server:
-        assert server.first_line.startswith(f"serving the pod p16 at {server.url}; clients use ")
+        assert server.first_line.startswith(f"serving the pod p16 at {server.url} (clients use ")
         assert f"ssh -N -L {server.port}:127.0.0.1:{server.port} " in server.first_line
         assert str(folder / "token") in server.first_line
         token = folder / "token"
@@ -114,7 +114,7 @@ def test_an_address_that_cannot_be_used_is_one_line(folder, capfd):
         port = taken.getsockname()[1]
         line = refused(capfd, folder, port=port)
     assert f"cannot listen on 127.0.0.1:{port} (Address already in use): choose another" in line
-    assert "0 to 65535 is accepted" in refused(capfd, folder, port=70000)
+    assert "a port is a number from 0 to 65535" in refused(capfd, folder, port=70000)
     assert "cannot listen on 192.0.2.1:8090 (Cannot assign" in refused(
         capfd, folder, host="192.0.2.1"
     )
@@ -130,10 +130,10 @@ def test_a_folder_without_a_pod_is_one_line(folder, capfd):
     [
         ("x" * 40, 0o644, "other users can read or write"),
         ("x" * 40, 0o620, "other users can read or write"),
-        ("short\n", 0o600, "holds no token"),
-        ("two words, and long enough", 0o600, "holds no token"),
-        ("\xe9" * 40, 0o600, "holds no token"),
-        ("x" * 9999, 0o600, "holds no token"),
+        ("short\n", 0o600, "does not contain a valid token"),
+        ("two words, and long enough", 0o600, "does not contain a valid token"),
+        ("\xe9" * 40, 0o600, "does not contain a valid token"),
+        ("x" * 9999, 0o600, "does not contain a valid token"),
     ],
 )
 def test_invalid_token_files_are_refused(folder, capfd, text, mode, said):

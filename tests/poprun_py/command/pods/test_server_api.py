@@ -76,7 +76,7 @@ def test_without_a_token_only_the_version_is_answered(site):
         if answer.headers["WWW-Authenticate"] == "Bearer" and "Server" not in answer.headers
     }
     assert answers == {
-        (401, '{"error": "not-allowed", "message": "the token of this server is needed"}')
+        (401, '{"error": "not-allowed", "message": "the token of this server is missing"}')
     }
 
 
@@ -117,7 +117,7 @@ def test_a_call_is_made_for_the_user_of_the_header(site):
         ("GET", "/v1/partition?name=a&name=b", None, 400, "invalid-request", "is an array"),
         ("GET", "/v1/pod?x=1", None, 400, "invalid-request", '"x"'),
         ("POST", "/v1/reset-partition", "{", 400, "invalid-request", "not JSON"),
-        ("POST", "/v1/reset-partition", "[" * 99999, 400, "invalid-request", "deep"),
+        ("POST", "/v1/reset-partition", "[" * 99999, 400, "invalid-request", "levels"),
         ("POST", "/v1/reset-partition", {"name": 1}, 400, "invalid-request", "name is 1"),
         ("POST", "/v1/remove-partition", {"name": "x", "force": False}, 404, "unknown-name", "x"),
         ("GET", "/v1/reset-partition", None, 405, "unknown-call", "POST /v1/reset-partition"),

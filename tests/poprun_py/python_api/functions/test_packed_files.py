@@ -141,5 +141,7 @@ def test_a_file_that_others_can_write_to_is_refused(tmp_path):
     path = tmp_path / "value"
     write_packed(path, {}, pickled(1))
     path.chmod(0o622)
-    with pytest.raises(IncompleteFileError, match=r"others can write to it \(mode 0622\)"):
+    with pytest.raises(
+        IncompleteFileError, match=r"other users can write to the file \(mode 0622\)"
+    ):
         open_packed(path)
