@@ -111,7 +111,7 @@ def _only_server(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InUseError(
-                f"another server already serves the pod in {folder}: use or end that server"
+                f"a server already serves the pod in {folder}: use that server, or end it"
             ) from None
         yield
     finally:

@@ -45,7 +45,7 @@ def _names(text: str | None) -> tuple[str, ...]:
 @click.argument("name")
 @click.option(
     "--agents", metavar="A,B,...",
-    help="The cluster's agents. Unset: all agents without a cluster.",
+    help="The cluster's agents. Unset: all agents that do not belong to a cluster.",
 )  # fmt: skip
 @click.option(
     "--num-ipulinkdomains", "--num-ilds", "num_ilds", type=int, default=1, metavar="N",
@@ -159,8 +159,8 @@ def create_pod(*, name: str, system: str | None, hosts: str | None, file: Path |
     """Make a pod of emulated IPUs on this machine.
 
     Each pod has its own folder in POPRUN_PODS (default: ~/.local/state/poprun-py/pods). The file
-    pod.toml in this folder describes the pod. The command "poprun-py-pod serve" lets other hosts
-    use the pod.
+    pod.toml in the pod's folder describes the pod. The command "poprun-py-pod serve" lets other
+    hosts use the pod.
     """
     if (system is None) == (file is None):
         raise UsageError("expected either --type TYPE or --file POD.TOML")

@@ -93,7 +93,7 @@ def _get_verb(kind: ObjectKind[T], text: str) -> ObjectCommand:
     "--ipuof-configs", is_flag=True, help="Print the IPUoF configuration of a GCD as JSON."
 )
 def _get_partition(*, name: str, gcd: int | None, ipuof_configs: bool) -> None:
-    """Show a partition with its IPUs and their holders."""
+    """Show a partition, its IPUs, and the processes that use the IPUs."""
     if gcd is not None and not ipuof_configs:
         raise UsageError("--gcd K can only be used together with --ipuof-configs")
 
@@ -199,7 +199,7 @@ LIST_VERBS = (
     _list_verb(PARTITION, "List the partitions of the pod, sorted by name."),
     _list_verb(
         DEVICE,
-        "List all IPUs of the pod, with their partitions and holders.\n\n"
+        "List all IPUs of the pod, their partitions and their processes.\n\n"
         'The command "gc-info -l" lists the devices of a partition, which are IPUs and groups of '
         "IPUs.",
     ),

@@ -166,7 +166,7 @@ def test_the_token_file_must_not_be_a_link(folder, tmp_path, capfd):
 @pytest.mark.sweep
 def test_listening_on_other_addresses_gives_a_warning(folder):
     with ServerProcess(folder, host="0.0.0.0") as server:
-        assert f" at http://{socket.gethostname()}:{server.port};" in server.first_line
+        assert f" at http://{socket.gethostname()}:{server.port} (" in server.first_line
         warning = server.process.stderr.readline()
     assert "plain HTTP" in warning
     assert "a network that you trust" in warning
@@ -180,8 +180,8 @@ def seen_from_here(folder):
 def test_a_pod_has_one_server_and_attachments_outlive_it(folder, capfd):
     seconds = 0.8
     with ServerProcess(folder, seconds=seconds) as server:
-        assert f"{folder} has a server already: use that server, or end it" in refused(
-            capfd, folder, port=0
+        assert f"a server already serves the pod in {folder}: use that server, or end it" in (
+            refused(capfd, folder, port=0)
         )
         mine, other = client(server, folder), client(server, folder)
         mine.create_partition(PartitionRequest(name="p4", size=4, reconfigurable=True))
@@ -265,7 +265,7 @@ def test_users_own_their_partitions(folder):
     with ServerProcess(folder) as server:
         ada, bob = client(server, folder, user="ada"), client(server, folder, user="bob")
         assert ada.create_partition(PartitionRequest(name="p4", size=4)).owner == "ada"
-        with pytest.raises(NotAllowedError, match="belongs to ada"):
+        with pytest.raises(NotAllowedError, match="belongs to user ada"):
             bob.remove_partition("p4")
         bob.remove_partition("p4", force=True)
         ada.close()
