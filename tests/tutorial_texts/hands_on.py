@@ -44,7 +44,7 @@ TEXT = Text(
                 *("--gradient-accumulation", "3", "--epochs", "1", "--data-dir", "{data}"),
             ),
             _FOLDER,
-            keep=(r"^Namespace", r"^Out of memory", r"then it fits$"),
+            keep=(r"^Namespace", r"^Out of memory", r"then the model fits$"),
             code=1, numbers_vary=False, seconds=300, by_names=FIELDS,
             at_most_partly=True,
         ),

@@ -137,12 +137,12 @@ class MemoryPage(Report):
             for one in self.problem.advice
         )
         columns = (*numbers, Column("then", True), change)
-        yield Section("What would help, each alone", columns, rows)
+        yield Section("Changes that would save memory, each alone", columns, rows)
         if len(self.problem.together) > 1:
             steps = tuple((_mb(o.saved), o.time, o.change) for o in self.problem.together)
-            yield Section("What makes it fit, one after the other", (*numbers, change), steps)
+            yield Section("Changes that together make the model fit", (*numbers, change), steps)
         if self.problem.more_ipus:
-            yield Section("More IPUs", notes=(f"It also fits on {self.problem.more_ipus}",))
+            yield Section("More IPUs", notes=(f"The model also fits on {self.problem.more_ipus}",))
         if not self.problem.is_complete:
             yield Section("What is missing", notes=(INCOMPLETE,))
         how = tuple(f"{one.change}: {one.how}" for one in self.problem.advice if one.how)

@@ -25,7 +25,7 @@ __all__ = ["INCOMPLETE", "Advice", "Kind", "OutOfMemory", "explain"]
 
 # The sentence of a report whose advice does not compare everything.
 INCOMPLETE: Final = (
-    "Not all changes, splits and numbers of IPUs were compared, because the model is large"
+    "Some changes, splits and numbers of IPUs were not compared, because the model is large"
 )
 # The kinds of changes that make another model, and that are not combined with other changes.
 _OTHER_MODELS: Final = ("identical parts", "no state")
@@ -102,22 +102,23 @@ class OutOfMemory:
         own = self.memory
         lines = [
             self._first_line(),
-            f"All tiles: {own.needed:,} bytes needed of {own.capacity:,}, peak at {own.peak_at}.",
+            f"All tiles of IPU {own.ipu} need {own.needed:,} of {own.capacity:,} bytes, with the "
+            f"peak at {own.peak_at}.",
             "Largest contributions:",
             *(f"  {_megabytes(p.bytes)}  {p.category}: {p.name}" for p in own.largest()),
         ]
         if self.advice:
-            lines.append("What would help, each alone:")
+            lines.append("Changes that would save memory, each alone:")
         for advice in self.advice:
-            fits = ", then it fits" if advice.fits else ""
+            fits = ", then the model fits" if advice.fits else ""
             lines.append(f"  {_saved(advice)}  {advice.change}{fits}")
             if advice.how:
                 lines.append(f"      {advice.how}")
         if self.together:
-            lines.append("What makes it fit, one after the other:")
+            lines.append("Changes that together make the model fit:")
             lines += [f"  {_saved(advice)}  {advice.change}" for advice in self.together]
         if self.more_ipus:
-            lines.append(f"It also fits on {self.more_ipus}")
+            lines.append(f"The model also fits on {self.more_ipus}")
         if not self.is_complete:
             lines.append(INCOMPLETE)
         return "\n".join(lines)
@@ -129,8 +130,8 @@ class OutOfMemory:
             sort, used = "I/O tile", own.fullest_io_tile
         if own.verdict == "close":
             return (
-                f"Close to the limit on IPU {own.ipu}: {used:,} bytes used on the fullest {sort} "
-                f"of {own.tile_bytes:,} ({own.share:.1%} +- {UNCERTAINTY:.0%})."
+                f"Close to the limit on IPU {own.ipu}: the fullest {sort} uses {used:,} of "
+                f"{own.tile_bytes:,} bytes ({own.share:.1%} +- {UNCERTAINTY:.0%})."
             )
         return (
             f"Out of memory on IPU {own.ipu}: {used:,} bytes used on the fullest {sort} but tiles "

@@ -70,7 +70,7 @@ def test_exit_code_1_if_the_model_does_not_fit():
     code, out, _ = ask(*LARGE)
     assert code == 1
     assert out.startswith("Memory: does not fit on 1 mk2 IPU;")
-    assert "What would help, each alone" in out
+    assert "Changes that would save memory, each alone" in out
 
 
 def test_exit_code_4_if_the_model_is_close_to_the_limit(monkeypatch):

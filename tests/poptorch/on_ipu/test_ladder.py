@@ -76,7 +76,7 @@ def test_float_runs_out_of_memory(model):
     assert caught.value.type == "poplar_graph_memory_allocation_error"
     advice = str(caught.value).partition("What would help")[2].splitlines()
     assert "half precision" in advice[1]
-    assert "then it fits" in advice[1]
+    assert "then the model fits" in advice[1]
 
 
 @pytest.mark.parametrize(("accumulation", "iterations", "is_8_bit", "theirs", "mib"), RUNGS)

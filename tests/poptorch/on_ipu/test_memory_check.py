@@ -61,10 +61,10 @@ def test_a_model_that_does_not_fit_is_an_error(monkeypatch, log):
     lines = raised.value.message.splitlines()
     assert lines[0].startswith("Out of memory on IPU ")
     largest = lines.index("Largest contributions:") + 1
-    helping = lines.index("What would help, each alone:") + 1
+    helping = lines.index("Changes that would save memory, each alone:") + 1
     assert helping - largest == 5 + 1
     assert any("layer" in line for line in lines[largest:helping])
-    together = lines.index("What makes it fit, one after the other:")
+    together = lines.index("Changes that together make the model fit:")
     saving = lines[helping:together:2]
     assert all(float(line.split()[0].replace(",", "")) >= 0 for line in saving)
     assert all(
@@ -92,7 +92,7 @@ def test_close_to_the_limit_is_a_warning_and_no_error(monkeypatch, log, mode):
         assert compiled(monkeypatch, SMALL, sized(1.03)).isCompiled()
     (record,) = log.records
     line = record.getMessage()
-    assert line.startswith(f"Close to the limit on IPU 0: {full:,} bytes used on the fullest tile")
+    assert line.startswith(f"Close to the limit on IPU 0: the fullest tile uses {full:,} of")
     assert "(103.0% +- 5%)." in line
     assert "may or may not fit" in line
     assert "turns this warning into an error" not in line

@@ -87,7 +87,7 @@ def test_advice_for_too_few_io_tiles():
     assert "64 I/O tiles, not 32" in [advice.change for advice in found.advice]
     settings = Settings(io_tiles=96, overlaps_io=True)
     found = explain(Run(graph, Placement.cut(graph), settings, MK2))
-    assert "192 I/O tiles, not 96, then it fits" in str(found)
+    assert "192 I/O tiles, not 96, then the model fits" in str(found)
 
 
 def test_more_io_tiles_are_no_advice_if_the_other_tiles_are_full():
