@@ -24,7 +24,7 @@ def test_sizes_follow_batch_and_types():
 
 def test_a_memory_proportion_is_a_share():
     for value in (0, 1.5):
-        with pytest.raises(ValueError, match="memory_proportion of f is"):
+        with pytest.raises(ValueError, match="memory_proportion of the operation f is"):
             Operation("f", "view", ("x",), Tensor("y", 1), memory_proportion=value)
 
 
@@ -48,12 +48,12 @@ def test_views_and_in_place_operations_share_memory():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch": 0}, "at least one sample"),
+        ({"batch": 0}, "number of samples of a micro-batch"),
         ({"inputs": (Tensor("x", 1), Tensor("x", 1))}, "same name"),
         ({"operations": (Operation("f", "view", ("y",), Tensor("z", 1)),)}, "f reads y"),
         (
             {"operations": (Operation("f", "view", ("x",), Tensor("x", 1)),)},
-            "two tensors have the name x",
+            "two tensors of the graph have the name x",
         ),
         ({"outputs": ("y",)}, "output y"),
     ],
@@ -75,7 +75,7 @@ def test_placement_by_modules():
     placement = Placement.cut(graph, ["layers.1", "layers.2"])
     assert placement.ipus == (0, 1, 2)
     assert [o.name for o in placement.operations_of(graph, 1)] == ["layers.1", "layers.1.relu"]
-    with pytest.raises(ValueError, match=r"no stage can begin with layers\.0"):
+    with pytest.raises(ValueError, match=r"no stage can begin with the submodule layers\.0"):
         Placement.cut(graph, ["layers.1", "layers.0"])
     with pytest.raises(ValueError, match="numbers that never decrease"):
         Placement((0, 1, 0), (0, 1))

@@ -221,7 +221,7 @@ def test_only_the_first_steps():
 
 @pytest.mark.parametrize("steps", [-1, 1.5, "all"])
 def test_invalid_numbers_of_steps(steps):
-    with pytest.raises(ValueError, match=f"steps={steps!r}: expected a whole number from 0 on"):
+    with pytest.raises(ValueError, match=f"steps={steps!r}: expected an integer of at least 0"):
         schedule(line(2), Settings(accumulation=4), steps=steps)
 
 

@@ -11,7 +11,7 @@ from popdist_py.ipu.settings import Settings
     ("options", "message"),
     [
         ({"accumulation": 0}, "accumulation is 0"),
-        ({"is_training": False, "accumulation": 2}, "inference has no weight updates"),
+        ({"is_training": False, "accumulation": 2}, "expected 1 for inference"),
         ({"io_tiles": 33}, "an even number"),
         ({"io_tiles": 30}, "from 32 to 192"),
         ({"io_tiles": 1472}, "from 32 to 192"),
@@ -28,7 +28,7 @@ from popdist_py.ipu.settings import Settings
         ({"output_return_period": 0}, "output_return_period is 0"),
         (
             {"output_mode": "every n", "output_return_period": 3, "device_iterations": 4},
-            "has to divide device_iterations, 4",
+            "a divisor of device_iterations, which is 4",
         ),
     ],
     ids=str,

@@ -109,8 +109,12 @@ def check_reductions_differ():
         metrics.update(x=1)
         with pytest.raises(popdist_py.CollectiveMismatchError) as raised:
             metrics.compute()
-        said = f"'mean' on instance {count - 2}, 'sum' on instance {count - 1}: give all instances"
-        assert f"the reduction of 'x' is {said}" in str(raised.value)
+        said = (
+            f"('mean' on instance {count - 2}, 'sum' on instance {count - 1}): give all instances"
+        )
+        assert f"the reduction of the metric 'x' differs between instances {said}" in str(
+            raised.value
+        )
 
     popdist_py.execute_on_instances({count - 2, count - 1}, compute)
 

@@ -72,7 +72,7 @@ def test_a_failure_is_one_warning(path, caplog):
 def test_a_file_has_an_upper_size(path):
     append_line(path, "x" * 9, 20)
     append_line(path, "y" * 9, 20)
-    with pytest.raises(OSError, match="the file would exceed 0 MiB"):
+    with pytest.raises(OSError, match="the file has reached its limit of 0 MiB"):
         append_line(path, "z", 20)
     assert path.read_text() == f"{'x' * 9}\n{'y' * 9}\n"
 

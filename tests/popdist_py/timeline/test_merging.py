@@ -149,7 +149,8 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_merged(folder, tmp_path):
     assert merged.num_spans == 1
     assert [trouble.replace(f"{folder}/", "") for trouble in merged.troubles] == [
         "instance-0.1.spans is not a file with spans of a timeline",
-        "instance-0.torch-1-0.json: no trace of torch.profiler: KeyError('traceEvents')",
+        "instance-0.torch-1-0.json: the file is not a trace of torch.profiler: "
+        "KeyError('traceEvents')",
         "instance-1.0.spans is not a file with spans of a timeline",
         "the clock of instance 1 is not known",
     ]
@@ -201,14 +202,16 @@ def test_a_trace_of_torch_comes_onto_our_clock(folder, tmp_path, base):
 def test_a_file_that_is_no_trace_of_torch_is_said(folder, tmp_path, text):
     (folder / "instance-0.torch-9-0.json").write_text(text)
     merged = merge_files(recorded_instances([folder]), tmp_path / "timeline.json")
-    assert [": no trace of torch.profiler: " in trouble for trouble in merged.troubles] == [True]
+    assert [
+        ": the file is not a trace of torch.profiler: " in trouble for trouble in merged.troubles
+    ] == [True]
 
 
 def test_a_trace_of_torch_that_would_fill_the_memory_is_left_out(folder, tmp_path):
     with (folder / "instance-0.torch-9-0.json").open("wb") as file:
         file.truncate(MAX_TORCH_BYTES + 1)
     merged = merge_files(recorded_instances([folder]), tmp_path / "timeline.json")
-    assert merged.troubles[0].endswith("torch-9-0.json: larger than 256 MiB, left out")
+    assert merged.troubles[0].endswith("because it has more than 256 MiB")
 
 
 def test_a_trace_that_is_interrupted_leaves_no_part_of_it(folder, tmp_path, monkeypatch):
