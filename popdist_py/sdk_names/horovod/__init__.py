@@ -10,7 +10,7 @@ if not TYPE_CHECKING:
     def __getattr__(name):
         if name in ("run", "run_elastic"):
             raise AttributeError(
-                f"Horovod's {name} is not available in poprun-py: start the program with "
+                f"Horovod's {name} is not available in popdist_py: start the program with "
                 "poprun-py, or start a function with poprun_py.launch"
             )
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

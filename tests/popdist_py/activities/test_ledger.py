@@ -377,5 +377,5 @@ def test_memory_of_an_older_wrapper_is_too_small_and_left_alone(monkeypatch, tmp
 
 @pytest.mark.parametrize("activity", [-1, 10, "loading", None])
 def test_what_is_no_activity_is_refused(activity):
-    with pytest.raises(ValueError, match="expected a constant of popdist_py.activities"):
+    with pytest.raises(ValueError, match="expected a constant of"):
         doing(activity)

@@ -1,7 +1,7 @@
 """Raises ImportError, because Horovod on Ray is not available."""
 
 raise ImportError(
-    f"{__name__} is not available in poprun-py: start the program with poprun-py, or start a "
+    f"{__name__} is not available in popdist_py: start the program with poprun-py, or start a "
     "function with poprun_py.launch",
     name=__name__,
 )

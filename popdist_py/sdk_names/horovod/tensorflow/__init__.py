@@ -1,6 +1,6 @@
 """Raises ImportError, because Horovod's TensorFlow API is not available."""
 
 raise ImportError(
-    f"{__name__} is not available in poprun-py: write the model in PyTorch, and use horovod.torch",
+    f"{__name__} is not available in popdist_py: write the model in PyTorch, and use horovod.torch",
     name=__name__,
 )
