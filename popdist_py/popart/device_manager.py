@@ -100,8 +100,8 @@ class DeviceInfo:
         """
         if self.connectionType is DeviceConnectionType.Never:
             raise popart_exception(
-                f"this program cannot attach to device {self.id}, because the connection type of "
-                "the device is Never"
+                f"this program cannot attach to device {self.id}, because the device's "
+                "connection type is Never"
             )
         if self._attached:
             return True
