@@ -616,8 +616,8 @@ class TestWhoCanWrite:
         assert file.stat().st_mode & 0o777 == 0o600
         (warning,) = caplog.messages
         assert (
-            f"because the cached file is not trusted: {file}: other users can write to the file (mode 0666)"
-            in warning
+            f"because the cached file is not trusted: {file}: other users can write to the file "
+            "(mode 0666)" in warning
         )
         assert f"chmod go-w {file}" in warning
 
@@ -629,7 +629,8 @@ class TestWhoCanWrite:
         assert (tmp_path / "log").read_text() == 2 * "traced\n"
         (warning,) = caplog.messages
         assert (
-            f"compiled without the executable cache: {cache}: other users can replace files" in warning
+            f"compiled without the executable cache: {cache}: other users can replace files"
+            in warning
         )
         assert f"chmod go-w {cache}" in warning
         assert not list(cache.iterdir())
