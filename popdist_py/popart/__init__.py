@@ -1,7 +1,7 @@
 """PopART's enumerations and devices, which are the parts of PopART that PopTorch programs use.
 
 No module of this package builds graphs or runs PopART sessions.
-May call: pods, pods.model, device_numbers, context, ipu.
+May call: pods, pods.model, device_numbers, context, ipu, errors.
 """
 
 from typing import NoReturn
