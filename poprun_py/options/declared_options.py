@@ -111,8 +111,9 @@ class DeclaredOptions:
     ipu_model: str | None = _job(None, choice("mk1", "mk2", "bow"),
         "Type of IPU whose memory and speed are emulated for all models (POPDIST_IPU). A model that"
         " does not fit into the memory of this IPU is rejected. By default, a model that does not"
-        " fit into the memory of an Mk2 causes a warning. The command poprun chooses mk2 by default"
-        " for programs that import poptorch.")
+        " fit into the memory of an Mk2 causes a warning."
+        " If the launcher is started as poprun, the default for programs that import poptorch is"
+        " mk2.")
     num_ilds: int | None = _job(None, whole_number(1),
         "Number of IPU-Link domains. Each domain gets the same number of instances and has at most"
         " 64 IPUs. By default, a job uses all IPU-Link domains of its partition. Without a"
@@ -214,8 +215,8 @@ class DeclaredOptions:
     dry_run: bool = _inspection(False, FLAG,
         "Print the topology and the full mpirun command, and do not start the job.", saved=False)
     export_plan: str | None = _inspection(None, PATH,
-        "Write the launch plan to this file as JSON. The path - means standard output. With"
-        " --export-plan, the job only starts if --run is given.", saved=False)
+        "Write the launch plan to this file as JSON. If PATH is -, the plan is written to standard"
+        " output. With --export-plan, the job only starts if --run is given.", saved=False)
     run: bool = _inspection(False, FLAG,
         "Start the job in addition to --export-plan or --export-config=-.", saved=False)
     from_plan: str | None = _inspection(None, PATH,
@@ -338,9 +339,8 @@ class DeclaredOptions:
         " over the file. With the value none, no file is read, not even"
         " pyproject.toml.", saved=False)
     export_config: str | None = _configuration(None, PATH,
-        "Write the options in effect and their sources to this .toml or .json file. The path -"
-        " writes TOML to standard output. With the path -, the job only starts if --run is"
-        " given.", saved=False)
+        "Write the options in effect and their sources to this .toml or .json file. If PATH is -,"
+        " TOML is written to standard output, and the job only starts if --run is given.", saved=False)
     overwrite_config: bool = _configuration(False, YES_NO,
         "Allow --export-config and --export-plan to replace an existing file.", saved=False)
 
