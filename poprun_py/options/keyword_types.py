@@ -37,8 +37,8 @@ class LaunchOptions(TypedDict, total=False):
     ipu_model: Literal["mk1", "mk2", "bow"] | None
     """Type of IPU whose memory and speed are emulated for all models (POPDIST_IPU). A model that
     does not fit into the memory of this IPU is rejected. By default, a model that does not fit
-    into the memory of an Mk2 causes a warning. The command poprun chooses mk2 by default for
-    programs that import poptorch.
+    into the memory of an Mk2 causes a warning. If the launcher is started as poprun, the
+    default for programs that import poptorch is mk2.
     """
 
     num_ilds: int | None
