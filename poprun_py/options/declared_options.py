@@ -340,7 +340,8 @@ class DeclaredOptions:
         " pyproject.toml.", saved=False)
     export_config: str | None = _configuration(None, PATH,
         "Write the options in effect and their sources to this .toml or .json file. If PATH is -,"
-        " TOML is written to standard output, and the job only starts if --run is given.", saved=False)
+        " TOML is written to standard output, and the job only starts if --run is given.",
+        saved=False)
     overwrite_config: bool = _configuration(False, YES_NO,
         "Allow --export-config and --export-plan to replace an existing file.", saved=False)
 
