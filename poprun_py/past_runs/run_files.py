@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from popdist_py.errors import counted
 from poprun_py.errors import UsageError, nearest
 
 _ATTEMPT: Final = re.compile(r"attempt-(\d+)")
@@ -111,5 +112,5 @@ def _names_text(names: list[str]) -> str:
     if not names:
         return "no runs"
     if len(names) > _MOST_NAMES:
-        return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} older runs"
+        return f"{', '.join(names[:_MOST_NAMES])} and {counted(len(names) - _MOST_NAMES, 'older run')}"
     return ", ".join(names)

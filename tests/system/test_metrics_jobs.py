@@ -294,7 +294,7 @@ def test_a_folder_that_cannot_be_made_is_refused(look, tmp_path, where, said):
     assert done.returncode == 2
     assert done.stderr == (
         f"poprun-py: error: --metrics-to tensorboard:{where}: expected a folder that can be "
-        f"created and written to: {said}\n"
+        f"created and written to ({said})\n"
     )
     assert not (tmp_path / "started").exists()
 

@@ -106,7 +106,7 @@ def test_another_binding_than_planned_is_a_warning(script, tmp_path):
         stdout, rest = job.communicate(timeout=60)
     assert job.returncode == 0, rest
     assert len(seen(stdout)) == 2
-    assert f"instance 0 runs on CPUs {CPUS[0]}-{CPUS[-1]} instead of {CPUS[0]}" in warnings[0]
+    assert f"instance 0 runs on CPUs {CPUS[0]}-{CPUS[-1]} instead of CPU {CPUS[0]}" in warnings[0]
 
 
 @seccomp

@@ -62,7 +62,7 @@ def test_every_view_shows_a_ddp_loop_that_calls_nothing(poprun, script, tmp_path
         line = job.stderr.readline()
         assert line, said
         said += line
-    assert "without waiting for others" in said
+    assert "without waiting for other instances" in said
     assert "it loads data longer" in said
     status = json.loads(poprun(f"--status={job.pid}", "--status-format", "json").stdout)
     for each in status["instances"]:
@@ -114,7 +114,7 @@ def test_a_program_without_a_loop_says_why_it_has_no_steps(poprun, tmp_path):
     assert f"no steps: so far, the program has {reason}\n" in running
     (tmp_path / "stop").touch()
     said = job.communicate(timeout=30)[1]
-    assert "poprun-py: warning: timeline: t.json: 0 spans, because the program used noth" in said
+    assert "poprun-py: warning: timeline: t.json: 0 spans, because the program used none" in said
     folder = tmp_path / "out" / "latest"
     (attempt,) = json.loads((folder / "report.json").read_text())["attempts"]
     assert attempt["no_steps"] == f"the program {reason}"

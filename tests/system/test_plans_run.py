@@ -58,7 +58,7 @@ def test_a_plan_of_more_instances_than_cpus_is_refused_like_its_command_line(loo
     saved = tmp_path / "plan.json"
     looked_at = look(*TOO_MANY, "--dry-run", "--export-plan", saved, "touch", "started")
     assert looked_at.returncode == 0, looked_at.stderr
-    assert "usable CPUs: expected at most" in looked_at.stderr
+    assert "this plan can be shown but not launched: 400 instances" in looked_at.stderr
     assert json.loads(saved.read_text())["options"].get("oversubscribe", False) is False
     typed = look(*TOO_MANY, "touch", "started")
     again = look("--from-plan", saved)
@@ -206,7 +206,7 @@ def test_plan_on_standard_output_is_json_and_starts_nothing(look, tmp_path):
     assert look("--from-plan", saved, "--export-plan", "-").stdout == done.stdout
     refused = look("--from-plan", saved, "--num-instances", "4")
     assert refused.returncode == 2
-    assert "--from-plan and --num-instances exclude one another" in refused.stderr
+    assert "--from-plan and --num-instances cannot be used together" in refused.stderr
 
 
 def test_a_plan_is_only_written_unless_it_is_to_run_as_well(poprun, look, tmp_path):

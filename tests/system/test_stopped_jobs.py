@@ -77,7 +77,7 @@ def test_a_job_that_stays_is_named_after_the_time_and_killed_by_the_second_stop(
     assert run(["stop", "--timeout", "0.5s", "stays"]) == 124
     out, err = capsys.readouterr()
     assert out == ""
-    assert f"--timeout 0.5 s: stays (launcher {job.pid}) still runs" in err
+    assert f"still running after --timeout 0.5 s: stays (launcher {job.pid})" in err
     assert run(["stop", "stays"]) == 0
     assert "ended after" in capsys.readouterr().out
     assert job.wait(0.5) == 143

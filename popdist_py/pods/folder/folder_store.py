@@ -411,10 +411,9 @@ def _refuse_held(name: str, held: Sequence[Attachment], done: str) -> None:
         # The message says that the removal of a partition can be forced. A process on another host
         # may have ended while the server was stopped. The IPUs of that process are still attached.
         force = ", or use --force" if done == "removed" else ""
-        end = f"{'' if force else 'or '}end these processes{force}"
         raise InUseError(
-            f"wait for the processes that hold the IPUs of partition {name}, {end}: the partition "
-            f"cannot be {done} while its IPUs are in use; {_holders(held)}"
+            f"wait until no process uses the IPUs of partition {name}, or end these processes"
+            f"{force}: a partition cannot be {done} while its IPUs are in use; {_holders(held)}"
         )
 
 

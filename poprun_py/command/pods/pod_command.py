@@ -40,7 +40,8 @@ Commands have the form of V-IPU's commands: VERB OBJECT [NAME] [OPTIONS]. The OB
 singular or plural, such as partition or partitions. A pod consists of agents, which are
 IPU-Machines attached to hosts. A cluster is a set of agents. An allocation is a set of agents of
 one cluster. Users make partitions from the IPUs of an allocation, and each job runs on one
-partition. The option --help after VERB OBJECT describes a command.
+partition. Type poprun-py-pod VERB OBJECT --help for a description of the command
+VERB OBJECT.
 
 \b
 Examples:

@@ -60,7 +60,7 @@ def test_a_run_is_found_by_name_where_the_launcher_keeps_it(made, tmp_path, monk
         make_run(tmp_path / "results" / f"old-{number}", attempts=1, instances=1, steps=1)
         os.utime(tmp_path / "results" / f"old-{number}" / "report.json", (number, number))
     assert refused(capsys, "x").endswith(
-        f", which has {RUN_ID}, old-4, old-3, old-2, old-1 and 1 older"
+        f", which has {RUN_ID}, old-4, old-3, old-2, old-1 and 1 older run"
     )
 
 

@@ -86,7 +86,7 @@ def test_counts_begin_at_1(count):
         Options().deviceIterations, Options().replicationFactor,
         Options().Training.gradientAccumulation,
     ):  # fmt: skip
-        with pytest.raises(AssertionError, match=rf"\({count}\): expected 1 or more"):
+        with pytest.raises(AssertionError, match=rf"\({count}\) is too small: expected 1 or more"):
             setter(count)
 
 

@@ -71,6 +71,6 @@ def promises():
 )
 def test_calls_save_the_promised_memory(kind):
     options = keeping_everything()
-    code = how(kind).partition(", and so")[0]
+    code = how(kind).removeprefix("call ").partition(" with an entry")[0]
     eval(code, {"options": options, "poptorch": poptorch, "popart": popart, "torch": torch})
     assert before().fullest.needed - asked(options).fullest.needed == promises()[kind] > 0
