@@ -112,5 +112,7 @@ def _names_text(names: list[str]) -> str:
     if not names:
         return "no runs"
     if len(names) > _MOST_NAMES:
-        return f"{', '.join(names[:_MOST_NAMES])} and {counted(len(names) - _MOST_NAMES, 'older run')}"
+        return (
+            f"{', '.join(names[:_MOST_NAMES])} and {counted(len(names) - _MOST_NAMES, 'older run')}"
+        )
     return ", ".join(names)

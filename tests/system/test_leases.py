@@ -133,7 +133,9 @@ def test_a_job_runs_beside_another_one_with_a_warning_and_a_fair_part_of_the_thr
     environ = {"POPRUN_SHARE_CORES": "no"}
     refused = jobs.run("true", env=environ)
     assert (refused.returncode, refused.stderr.count("\n")) == (3, 1)
-    assert refused.stderr.startswith("poprun-py: error: this job got no CPUs; add --share-cores yes ")
+    assert refused.stderr.startswith(
+        "poprun-py: error: this job got no CPUs; add --share-cores yes "
+    )
     monkeypatch.setenv("POPRUN_SHARE_CORES", "no")
     with pytest.raises(StartError, match=f"pid {first.pid}. holds CPUs"):
         poprun_py.launch(["true"])

@@ -105,7 +105,10 @@ def test_a_failed_program_is_shown_and_raises_only_on_request(capsys):
             lambda: poprun_py.start(["x"], environ={"SECRET": 1234}),
             "environ: the value of SECRET must be a string",
         ),
-        (lambda: poprun_py.start(["x"], dry_run=True), "dry_run is an option of the command poprun-py only"),
+        (
+            lambda: poprun_py.start(["x"], dry_run=True),
+            "dry_run is an option of the command poprun-py only",
+        ),
         (
             lambda: poprun_py.start(poprun_py.plan(LaunchConfig(program=("x",))), timeout=3),
             "timeout: the options of a LaunchPlan cannot be changed",
