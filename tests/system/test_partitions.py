@@ -227,7 +227,7 @@ def test_a_job_outlives_the_server_of_its_pod(pods, poprun, tmp_path):
         (line,) = errors.splitlines()
         assert "warning: the IPUs of this job cannot be released: " in line
         assert f"127.0.0.1:{server.port}" in line
-        assert "partition p may stay" in line
+        assert "partition p may remain" in line
         done = poprun(*words, "true", env=env)
         assert done.returncode == 3
         (line,) = done.stderr.splitlines()
@@ -304,7 +304,7 @@ def test_the_wait_for_ipus_has_an_end(taken, poprun):
     done = poprun("--wait-for-resources=0.5", "true")
     assert done.returncode == 3
     assert ", or wait longer with --wait-for-resources: the job needs 1 IPU; " in done.stderr
-    assert done.stderr.endswith(" (--wait-for-resources 0.5: the time is over)\n")
+    assert done.stderr.endswith(" (the time of --wait-for-resources 0.5 is over)\n")
 
 
 @pytest.mark.sweep
