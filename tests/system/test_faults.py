@@ -122,7 +122,7 @@ def test_compiling_between_steps_is_no_hang_and_a_silent_call_is_one(poprun, scr
     assert done.returncode == 0, done.stderr
     done = poprun("--hang-timeout", "1", script(COMPILES.format("time.sleep(60)")))
     assert done.returncode == 124
-    assert "hangs: no step for " in done.stderr
+    assert "hangs: no training step for " in done.stderr
     assert ", in inference call 1 after training step 5\n" in done.stderr
 
 
@@ -166,6 +166,6 @@ def test_saving_evaluating_and_ending_between_short_steps_are_no_hangs(poprun, s
 def test_a_stopped_mpirun_is_named_and_ends_with_the_job(tmp_path):
     env = {**fail_at(1, 5, "stop_mpirun"), "STEPS": "20"}
     fault = Fault(title="", code=124, env=env, options=("--hang-timeout", "1.5"),
-                  says="no step for .* while mpirun .* is stopped")  # fmt: skip
+                  says="no training step for .* while mpirun .* is stopped")  # fmt: skip
     seen = measure(fault, tmp_path)
     assert not problems(fault, seen), seen.stderr

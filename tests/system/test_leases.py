@@ -182,7 +182,7 @@ def test_an_unbound_job_is_bound_to_what_is_left(jobs):
     taken = jobs.cpus("first")
     second = jobs.start("second")
     assert jobs.cpus("second") == set(CPUS) - taken
-    assert f"this one has CPU{'s' * (len(CPUS) > 2)} " in second.stderr.readline()
+    assert f"this job has CPU{'s' * (len(CPUS) > 2)} " in second.stderr.readline()
 
 
 @pytest.mark.sweep

@@ -140,7 +140,7 @@ dist.barrier()
         poprun, tmp_path, "-n", 2, "--hang-timeout", 2, "--grace", 1, script(code), exit_code=124
     )
     assert attempt["hung"] == [1], done.stderr
-    named = re.search(r"instance 1 .* hangs: no step for [\d.]+ s, (.*)", done.stderr)
+    named = re.search(r"instance 1 .* hangs: no training step for [\d.]+ s, (.*)", done.stderr)
     assert named, done.stderr
     assert re.match(r"after training step 12, at program.py:\d+: time.sleep", named[1]), named
 

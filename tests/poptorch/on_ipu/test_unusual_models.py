@@ -152,15 +152,19 @@ def test_an_interruption_has_its_own_exit_code():
 @pytest.mark.parametrize(
     ("model", "split", "said"),
     [
-        ("layers", "0", "begins with 0, with which the model begins"),
-        ("layers", "0,2", "begins with 0, with which the model begins"),
-        ("layers", "2,1", "gives 1 after 2, but 1 runs before it: expected the order"),
-        ("layers", "2,1", "run, 1,2"),
-        ("layers", "2,2", "gives 2 twice"),
+        ("layers", "0", "--split cannot contain 0, because the model begins with this module"),
+        ("layers", "0,2", "--split cannot contain 0, because the model begins with this module"),
+        (
+            "layers",
+            "2,1",
+            "gives 1 after 2, but 1 runs before 2: give the modules in execution order",
+        ),
+        ("layers", "2,1", "order, 1,2"),
+        ("layers", "2,2", "gives the module 2 twice"),
         ("layers", "2,", "expected values that are separated by single commas"),
-        ("nested", "1,1.0", "1 and 1.0 of --split begin with the same operation"),
-        ("Twice", "never", "the forward runs no module never"),
-        ("Twice", "first", "with which the model begins"),
+        ("nested", "1,1.0", "modules 1 and 1.0, which begin with the same operation"),
+        ("Twice", "never", "the forward pass runs no module named never"),
+        ("Twice", "first", "because the model begins with this module"),
     ],
 )
 def test_invalid_splits(model, split, said):
@@ -181,7 +185,7 @@ def test_proportions_are_for_all_ipus_or_for_each():
         assert ask(*cut, shares)[0] == 0
     code, out, errors = ask(*cut, "0.1,0.2,0.3")
     assert (code, out) == (2, "")
-    assert "gives 3 shares for 2 IPUs: expected one for all IPUs, or one for each" in errors
+    assert "gives 3 numbers for 2 IPUs: expected one number for all IPUs" in errors
 
 
 @settings(max_examples=40, deadline=None)

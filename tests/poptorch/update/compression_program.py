@@ -168,7 +168,9 @@ def check_another_optimizer_of_the_same_parameters_goes_on():
 
 def check_refusals():
     model = model_with("fp16", change=lambda o: o.Emulator.deterministicReduction())
-    with pytest.raises(poptorch.Error, match=r"'fp16'.* cannot be used with deterministicReduction"):
+    with pytest.raises(
+        poptorch.Error, match=r"'fp16'.* cannot be used with deterministicReduction"
+    ):
         train(model, data(1))
     with pytest.raises(
         CollectiveMismatchError,
