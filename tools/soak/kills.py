@@ -144,11 +144,15 @@ def after_kill(seconds: float) -> dict[str, tuple[Expected, dict[str, Expected]]
 def after_stop(seconds: float) -> dict[str, tuple[Expected, dict[str, Expected]]]:
     """Return what follows SIGSTOP of each kind of process, and its exceptions by phase."""
     hang = Expected(codes=(124,), seconds=seconds, names=True, says="hangs: no training step for")
-    late = replace(hang, seconds=LIMIT_SECONDS + seconds, says="hangs: no training step for|time limit")
+    late = replace(
+        hang, seconds=LIMIT_SECONDS + seconds, says="hangs: no training step for|time limit"
+    )
     limit = replace(late, names=False)
     early = {"start": limit, "compile": limit, "end": or_done(hang)}
     # Programs that run need it only to leave MPI.
-    mpirun = replace(hang, names=False, says="hangs: no training step for .* while mpirun .* is stopped")
+    mpirun = replace(
+        hang, names=False, says="hangs: no training step for .* while mpirun .* is stopped"
+    )
     return {
         "mpirun": (mpirun, {"start": limit, "compile": limit, "end": or_done(mpirun)}),
         # Nobody may have heard yet that its program makes steps.
