@@ -284,7 +284,7 @@ def test_a_training_averages_at_its_end(tmp_path, words, capsys):
 def test_ids_are_checked_before_anything_is_trained(tmp_path, ids, capsys):
     error = refused(lambda: train("--log-dir", tmp_path, "--select-ipus", *ids.split()), capsys)
     assert f"--select-ipus {ids.split()[-1]}: " in error
-    assert "its devices of 1 IPU have the ids 0 to 15" in error
+    assert "its devices with 1 IPU have the ids 0 to 15" in error
     assert list(tmp_path.iterdir()) == []
 
 

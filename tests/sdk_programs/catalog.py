@@ -264,7 +264,7 @@ COMMANDS = (
         repaired="Two backslashes end their lines, without a blank behind them, and points in "
         "`xxx,xxx,xxx.0/16`.",
         as_printed="the command has 3 faults: (1) program ' --vipu-partition=pod64_partition_name' "
-        "is an option after a blank",
+        "is an option that begins with a blank",
         rows=(4, 1, 32, 64),
     ),
     Command(
