@@ -164,7 +164,7 @@ def test_the_session_s_first_command_is_refused_before_it_trains(module, picture
         module("main").main([*FULL, "--data-dir", str(pictures)])
     told = caught.value.code
     assert "Out of memory on IPU 1: 693,568 bytes used on the fullest tile" in told
-    assert "half precision" in told.partition("What would help")[2]
+    assert "half precision" in told.partition("Changes that would save memory")[2]
     assert "loss" not in capsys.readouterr().out
 
 

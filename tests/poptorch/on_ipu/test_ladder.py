@@ -74,7 +74,7 @@ def test_float_runs_out_of_memory(model):
     finally:
         wrapper.destroy()
     assert caught.value.type == "poplar_graph_memory_allocation_error"
-    advice = str(caught.value).partition("What would help")[2].splitlines()
+    advice = str(caught.value).partition("Changes that would save memory")[2].splitlines()
     assert "half precision" in advice[1]
     assert "then the model fits" in advice[1]
 
