@@ -92,7 +92,7 @@ def test_a_disk_that_is_full_is_said_once_and_the_job_goes_on(poprun, script, tm
     assert (job.returncode, stdout) == (0, "[1,0]<stdout>:done\n")
     # Plotly alone is larger than the limit.
     assert rest.startswith("poprun-py: warning: the page of the run cannot be written (")
-    assert "File too large); poprun-py report out/" in rest
+    assert "File too large); to write the page, run poprun-py report out/" in rest
     (attempt,) = run_in(tmp_path).attempts
     kept = [each.step for each in attempt.steps]
     assert kept == list(range(1, len(kept) + 1))
