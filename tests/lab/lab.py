@@ -68,6 +68,8 @@ mount --bind {shared}/hosts /etc/hosts
 mkdir -p /run/sshd
 mkdir -p -m 0711 /root/.ssh
 mount --bind {ssh} /root/.ssh
+# bash, started by sshd, reads this file of the user, whose commands can take long.
+[ ! -f /root/.bashrc ] || mount --bind /dev/null /root/.bashrc
 ip link set lo up
 exec {sshd} -D -e -f {folder}/sshd_config
 """
