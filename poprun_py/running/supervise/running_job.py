@@ -96,7 +96,6 @@ class RunningJob:
         self.mpirun: Mpirun
         self.limits: TimeLimits
         self.diagnosis: StartDiagnosis
-        self.shortages: ShortageCheck
         self.observer: JobObserver
         self._new_hosts: NewHosts | None = None
         self._selector: selectors.BaseSelector
@@ -105,6 +104,8 @@ class RunningJob:
         self.job = job
         self.output = output
         self.folder = folder
+        # Made before mpirun starts, because the kernel may refuse to start a process of mpirun.
+        self.shortages = ShortageCheck(folder.parent)
         self._on_started = on_started
         self._end_replies: list[Callable[[str], None]] = []
         self.control = control = control or ControlChannel(job.num_instances, self, job.hosts)
@@ -143,7 +144,6 @@ class RunningJob:
 
         job, output, control, watchers = self.job, self.output, self.control, self.job.watchers
         self.began, self.mpirun, self._selector = began, mpirun, selector
-        self.shortages = ShortageCheck(self.folder.parent)
         live = LiveView(
             panel_size=lambda: output.panel_size,
             show_panel=output.show_panel,

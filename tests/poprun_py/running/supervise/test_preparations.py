@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from support.launcher.jobs import a_job
 from support.wrapper import START
 
+from poprun_py.errors import StartError
+from poprun_py.running.supervise import outcome
+from poprun_py.running.supervise.running_job import RunningJob
 from poprun_py.running.supervise.supervisor import supervise
 
 # A wrapper without mpirun, which is enough for one instance.
@@ -39,6 +43,24 @@ def test_preparations_are_made_once_before_the_program_starts():
     )
     assert result.exit_code == 0
     assert calls == ["while starting", "started"]
+
+
+@pytest.mark.timeout(60)
+def test_a_process_that_is_refused_while_the_launcher_prepares_the_job_is_reported(
+    tmp_path, monkeypatch
+):
+    refused, begin = tmp_path / "refused", RunningJob.begin
+
+    def begin_late(*arguments):
+        while not refused.exists():
+            time.sleep(0.01)
+        begin(*arguments)
+
+    monkeypatch.setattr(RunningJob, "begin", begin_late)
+    monkeypatch.setattr(outcome, "process_refusals_and_limit", lambda: (int(refused.exists()), 4))
+    mpirun = ("sh", "-c", f"touch {refused}; exit 1")
+    with pytest.raises(StartError, match="the limit of 4 processes and threads was reached"):
+        supervise(a_job(mpirun, environ=dict(os.environ)), log=lambda _: None)
 
 
 @pytest.mark.timeout(60)
