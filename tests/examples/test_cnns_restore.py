@@ -306,7 +306,7 @@ def test_other_replicas_keep_the_global_batch(tmp_path, capsys):
         ),
         (
             lambda run: checkpoint.Checkpoints(run / "ckpt").save(99, b"somebody else's"),
-            "checkpoint of step 99 in {}/ckpt holds no training",
+            "checkpoint of step 99 in {}/ckpt does not contain the state of a training",
         ),
     ],
     ids=["gone", "cut", "other", "none", "damaged", "somebody's"],
