@@ -9,8 +9,8 @@ from support.processes import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(200)]
 
-# Instance 1 of the first attempt or its wrapper is killed. The second attempt ends when "go" is
-# there.
+# Instance 1 of the first attempt or its wrapper is killed when "kill" is there, because a killed
+# wrapper loses output that it has not passed on yet. The second attempt ends when "go" is there.
 PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
@@ -23,10 +23,9 @@ states.mkdir(mode=0o700, exist_ok=True)
 heartbeat.step()
 print(rank, os.getppid(), states, before, flush=True)
 folder = Path(__file__).parent
-(folder / f"{attempt}-{rank}").touch()
-while len(list(folder.glob(f"{attempt}-*"))) < 2:
-    time.sleep(0.01)
 if attempt == "0":
+    while not (folder / "kill").exists():
+        time.sleep(0.01)
     if rank == "1":
         os.kill(os.getppid() if sys.argv[1] == "wrapper" else os.getpid(), signal.SIGKILL)
     time.sleep(60)
@@ -46,9 +45,10 @@ def test_wrappers_of_other_hosts_run_the_next_attempt_and_remove_the_states(
         *(sys.executable, "-m", "poprun_py", "--host", lab.names(), "--num-instances", "2"),
         *("--output", "plain", "--memory-checkpoints", "--max-restarts", "1", program, killed),
     )
-    lines = [job.stdout.readline().split(maxsplit=3) for _ in range(4)]
-    assert all(len(line) == 4 for line in lines), job.communicate()
-    first, second = sorted(lines[:2]), sorted(lines[2:])
+    first = sorted(job.stdout.readline().split(maxsplit=3) for _ in range(2))
+    (tmp_path / "kill").touch()
+    second = sorted(job.stdout.readline().split(maxsplit=3) for _ in range(2))
+    assert all(len(line) == 4 for line in first + second), job.communicate()
     same = [before[1] == after[1] for before, after in zip(first, second, strict=True)]
     assert same == [True, killed == "program"]  # the keeper of a killed wrapper replaces it
     assert [line[3] for line in second] == ["['0']\n"] * 2
