@@ -7,6 +7,7 @@ is fast, and then moves the beginnings of its stages.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, islice, pairwise, product
@@ -36,10 +37,11 @@ _FEW_DIVISIONS: Final = 3_000
 _MANY_PLACES: Final = 64
 # The distances, in places, by which the search moves the beginning of a stage.
 _MOVES: Final = (1, 2, 3, 4, 5, 6, 8, 11, 16, 24)
-# A moved division is compared only if it is estimated to take at most this many times as long.
-_SLACK: Final = 1.03
-# The number of divisions that the search compares at a time.
+# The number of moved divisions that the search compares at a time.
 _TRIED: Final = 24
+# Further moved divisions are compared only if they are estimated to take at most this many times as
+# long as the division before the move.
+_SLACK: Final = 1.03
 # The number of divisions whose beginnings of stages the search moves.
 _STARTS: Final = 2
 # The largest number of lists of IPUs that a quick search compares.
@@ -316,6 +318,9 @@ class _Search:
         """Return a moved division that fits and has a smaller rank, with its rank, or None."""
         for neighbours in (self._shifted(cuts), self._moved_apart(cuts)):
             estimated = sorted(neighbours)
+            most = _SLACK * self.costs.estimated_cycles(cuts)
+            fast = bisect_right(estimated, most, key=lambda each: each[0])
+            estimated = estimated[: max(_TRIED, fast)]
             for begin in range(0, len(estimated), _TRIED):
                 tried = (other for _, other in estimated[begin : begin + _TRIED])
                 ranked = sorted((self._rank(other), other) for other in tried)
@@ -344,11 +349,10 @@ class _Search:
                 yield from self._at(cuts, moves)
 
     def _at(self, cuts: Cuts, moves: Sequence[int]) -> Iterator[tuple[float, Cuts]]:
-        """Yield the division with moved stages and its estimated time, if it may be better."""
+        """Yield the division with moved stages and its estimated time, if it is allowed."""
         at = [self._index[cut] + move for cut, move in zip(cuts[1:-1], moves, strict=True)]
         if any(a >= b for a, b in pairwise([-1, *at, len(self.inner)])):
             return
         moved = (0, *(self.inner[i] for i in at), self.costs.count)
-        estimated = self.costs.estimated_cycles(moved)
-        if estimated <= _SLACK * self.costs.estimated_cycles(cuts) and self.costs.is_allowed(moved):
-            yield estimated, moved
+        if self.costs.is_allowed(moved):
+            yield self.costs.estimated_cycles(moved), moved

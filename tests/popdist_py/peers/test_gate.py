@@ -136,7 +136,7 @@ def test_random_bytes_are_turned_away(parts):
                 "further rejected connections are not reported"
             ]
         let_in_and_closed(gate)
-    assert descriptors() == before
+    assert descriptors() <= before  # fewer if an object of another test was collected
 
 
 def let_in_and_closed(gate):
