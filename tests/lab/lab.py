@@ -68,7 +68,7 @@ mount --bind {shared}/hosts /etc/hosts
 mkdir -p /run/sshd
 mkdir -p -m 0711 /root/.ssh
 mount --bind {ssh} /root/.ssh
-# bash, started by sshd, reads this file of the user, whose commands can take long.
+# bash reads this file when sshd starts it, and the commands that the user has there can take long.
 [ ! -f /root/.bashrc ] || mount --bind /dev/null /root/.bashrc
 ip link set lo up
 exec {sshd} -D -e -f {folder}/sshd_config

@@ -231,8 +231,8 @@ training = poptorch.trainingModel(model, options, poptorch.optim.SGD(model.param
 inference = poptorch.inferenceModel(model, options)
 checkpoints = TrainingCheckpoints("checkpoints", training)
 step, _ = checkpoints.resume()
-# os._exit() ends the process at once. On a busy machine, sys.exit() can take longer than the time
-# after which the other instance fails because this one has left.
+# The program ends with os._exit(), which is quick. On a busy machine, sys.exit() can take so long
+# that the other instance fails first, because this instance has left the group.
 is_last = os.environ["POPDIST_RESTART_COUNT"] == "1"
 for step in range(step + 1, 100):
     training(torch.ones(1, 2), torch.zeros(1, dtype=torch.long))

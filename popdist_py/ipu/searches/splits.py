@@ -72,7 +72,7 @@ def best_splits(
 
     The returned division is the fastest of all if there are at most a few thousand divisions. In
     larger models, no division is faster in which one stage, or several consecutive stages, begin a
-    few operations earlier or later.
+    few operations earlier or later, except for divisions that the search estimates to be slower.
 
     Args:
         run: The configuration of the run (graph, placement, settings and IPU). The placement in

@@ -288,7 +288,7 @@ def reductions(case: Case, rows: Sequence[np.ndarray], truncates: bool) -> Itera
             yield quotient
         elif case.op == "mean":
             yield rounded(np.divide(total, len(rows)), case.dtype)
-            if truncates and total.dtype.kind == "c":
+            if case.call.startswith("torch_") and total.dtype.kind == "c":
                 # torch.distributed passes complex numbers to a process group as pairs of floats.
                 quotient = np.empty_like(total)
                 quotient.real, quotient.imag = total.real / len(rows), total.imag / len(rows)
